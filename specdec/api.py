@@ -1,0 +1,285 @@
+"""All that the author of a drafter, a draft backend or a target imports; knows nothing of any model.
+
+Dimension letters, used as suffixes of tensor names and in shape comments:
+
+    B requests of the round      K drafted tokens per request    N = K + 1 verify width
+    T packed tokens of a pass    R rows whose logits are wanted  V vocabulary
+    D width of a hidden state    H heads                         S residual streams
+    P pages                      C columns of a block table
+
+Four words with one meaning each: *drafted* (proposed by the drafter), *accepted* (drafted and kept, 0..K),
+*bonus* (the token the target adds after a fully accepted draft; otherwise that token is the *correction*),
+*committed* (accepted + 1, before any stop cuts it).
+
+Positions are zero-based raw token positions. A request with ``L`` known tokens has ``L - 1`` committed
+positions in the caches: its newest token is fed by the next pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from specdec.cache.spec import CacheGroupSpec
+from specdec.layout import ForwardMode, RoundLayout
+
+__all__ = [
+    "CacheGroupSpec",
+    "Coupling",
+    "Draft",
+    "DraftBackend",
+    "DraftInput",
+    "DraftSetup",
+    "Drafter",
+    "DrafterConfig",
+    "DrafterNeeds",
+    "ForwardMode",
+    "GroupTable",
+    "LAST_LAYER",
+    "Proposal",
+    "RoundLayout",
+    "SamplingView",
+    "Tables",
+    "Target",
+    "TargetOutput",
+    "Verdict",
+    "Verifier",
+]
+
+LAST_LAYER = -1
+
+
+class Coupling(Enum):
+    """How the random numbers of draft and target relate; declared by the verifier.
+
+    GREEDY       no randomness: the draft is its argmax
+    SHARED       the draft samples with the target's own position-keyed noise (gumbel verifier)
+    INDEPENDENT  the draft samples from its own stream and reports its distribution (rejection verifier)
+    """
+
+    GREEDY = "greedy"
+    SHARED = "shared"
+    INDEPENDENT = "independent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterNeeds:
+    """What a drafter must be given, declared as data.
+
+    hidden_layers  target layers whose output states it reads; LAST_LAYER is the residual after the last layer,
+                   before the head (for V4 the S streams, flattened to D = S * hidden_size)
+    history        whether it reads token ids of the request (forces the round to be read on the host first)
+    draft_backend  whether it runs a model with its own buffers under the target's page ids
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    history: bool = False
+    draft_backend: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTable:
+    """Block table of one cache group for the requests of a pass, in batch order.
+
+    pages_BC  int32 physical page of logical page ``base + column``; -1 where there is none
+    base_B    int32 logical page of column 0, for sliding groups only (full history: None)
+    """
+
+    pages_BC: torch.Tensor
+    base_B: torch.Tensor | None = None
+
+
+Tables = Mapping[str, GroupTable]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """Tokens drawn for one draft step and, when the draw was random, the distribution they came from.
+
+    tokens_B  int64
+    probs_BV  float32, the exact law of ``tokens_B``; None for a deterministic choice (a point mass)
+    """
+
+    tokens_B: torch.Tensor
+    probs_BV: torch.Tensor | None = None
+
+
+class SamplingView(Protocol):
+    """Read-only view of how each request of the batch samples; B rows in batch order."""
+
+    def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
+        """Draft one token per request for absolute ``positions_B`` (int64) from raw draft logits.
+
+        Applies the request's temperature and filters, then draws with the verifier's coupling;
+        ``greedy=True`` takes the argmax (lowest id on ties) whatever the coupling.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Drafted tokens of the next verify pass.
+
+    tokens_BK      int64; entries at or beyond ``num_drafted_B`` are ignored
+    num_drafted_B  int64, 0..K per request
+    probs_BKV      float32 law of each token, or None (point masses)
+    parents_BK     int64 index of each node's parent (-1: the last committed token), or None for a chain
+    """
+
+    tokens_BK: torch.Tensor
+    num_drafted_B: torch.Tensor
+    probs_BKV: torch.Tensor | None = None
+    parents_BK: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftInput:
+    """What a drafter sees after a target pass: prompt chunks and verified rows alike (ragged catch-up).
+
+    layout           the pass that the target just ran (rows, positions, query lengths)
+    next_tokens_T    int64; entry of packed row t is the token at position p(t) + 1
+    hidden_TD        target states of the declared layers, concatenated in declared order; None if none declared
+    num_committed_B  int64; leading rows of each request's slice that are final (chunk length for a prompt chunk)
+    last_tokens_B    int64 newest token of each request; it sits at position ``seq_lens_B``
+    seq_lens_B       int64 positions whose target K/V is committed
+    wanted_B         whether the request wants a proposal (False: in mid-prompt, or finished)
+    max_draft_B      most tokens that may be drafted for the request now (page, context and width limits)
+    sampling         how each request samples
+    histories        per request all known tokens, prompt and output; read only; empty unless declared needed
+    tables           block tables of the pass, shared with the target
+    """
+
+    layout: RoundLayout
+    next_tokens_T: torch.Tensor
+    hidden_TD: torch.Tensor | None
+    num_committed_B: torch.Tensor
+    last_tokens_B: torch.Tensor
+    seq_lens_B: torch.Tensor
+    wanted_B: tuple[bool, ...]
+    max_draft_B: tuple[int, ...]
+    sampling: SamplingView
+    histories: Sequence[Sequence[int]]
+    tables: Tables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetOutput:
+    """Result of a target pass.
+
+    logits_RV  float32, one row per entry of ``layout.logit_rows``
+    hidden_TD  states of the requested layers for every packed token, concatenated; None if none requested
+    """
+
+    logits_RV: torch.Tensor
+    hidden_TD: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Outcome of verification.
+
+    tokens_BN        int64; the first ``num_accepted_B + 1`` entries of a row are committed, the rest is unspecified
+    num_accepted_B   int64, 0..num_drafted
+    logprobs_BN      float32 log-probability under the target's processed law of each committed token, or None
+    overlap_BK       float32 sum over x of min(p, q) at each drafted position, or None without draft laws
+    """
+
+    tokens_BN: torch.Tensor
+    num_accepted_B: torch.Tensor
+    logprobs_BN: torch.Tensor | None = None
+    overlap_BK: torch.Tensor | None = None
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A model that verifies. Its caches are addressed only through the tables of the pass."""
+
+    vocab_size: int
+    max_context: int
+    device: torch.device
+    cache_groups: tuple[CacheGroupSpec, ...]
+
+    def forward(
+        self,
+        layout: RoundLayout,
+        tokens_T: torch.Tensor,
+        tables: Tables,
+        *,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Run one pass (prompt chunks, decode rows, packed verify rows, or a mix) and write the caches in place."""
+
+
+@runtime_checkable
+class DraftBackend(Protocol):
+    """A draft model with its own buffers under the target's page ids."""
+
+    cache_groups: tuple[CacheGroupSpec, ...]
+
+    def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
+        """Catch up over the rows of the pass; return logits_BV of each request's newest committed row."""
+
+    def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
+        """Prepare a single-token step in place; lengths include the token about to be forwarded."""
+
+    def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
+        """One draft step at position ``seq_lens_B - 1``; returns logits_BV."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftSetup:
+    """What exists only at run time and a drafter may need to build itself."""
+
+    device: torch.device
+    vocab_size: int
+    max_batch: int
+    max_context: int
+    draft_backend: DraftBackend | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """An algorithm that proposes tokens."""
+
+    num_draft_tokens: int
+    needs: DrafterNeeds
+
+    def propose(self, inputs: DraftInput) -> Proposal | None:
+        """Draft up to ``num_draft_tokens`` per request; None drafts nothing for anyone."""
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Drop all state kept for these rows: their requests finished or were preempted."""
+
+
+class DrafterConfig(Protocol):
+    """Configuration of a drafter: a frozen dataclass that any CPU can instantiate, compare and print."""
+
+    num_draft_tokens: int
+    needs: DrafterNeeds
+
+    def build(self, setup: DraftSetup) -> Drafter:
+        """Make the live drafter."""
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """A rule that decides which drafted tokens are committed."""
+
+    name: str
+    lossless: bool
+    coupling: Coupling
+
+    def judge(
+        self,
+        logits_BNV: torch.Tensor,
+        proposal: Proposal | None,
+        sampling: SamplingView,
+        positions_B: torch.Tensor,
+    ) -> Verdict:
+        """Judge one round; device tensors only.
+
+        ``logits_BNV`` are raw target logits; row j of a request predicts the token at ``positions_B + j``.
+        Rows beyond ``num_drafted_B`` of a request are padding with arbitrary values. ``proposal=None`` (N = 1)
+        is plain decoding: the one token is drawn by the same rule.
+        """

@@ -1,0 +1,40 @@
+"""Shared fixtures: one seed, one thread, NaN-filled allocations, and the gpu marker."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests whose subject is GPU hardware where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def nan_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill every ``torch.empty`` with NaN (floats) or a hostile number, so that an unwritten element shows."""
+    real = torch.empty
+
+    def poisoned(*args, **options):
+        out = real(*args, **options)
+        if out.is_floating_point() and out.dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+            return out.fill_(float("nan"))
+        return out.fill_(113) if out.dtype != torch.bool else out.fill_(True)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
