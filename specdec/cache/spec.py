@@ -1,7 +1,8 @@
 """CacheGroupSpec: how the pages of one cache group are cut; knows nothing of models or of allocation.
 
 Vocabulary: a *row* is one stored vector; it covers ``entry_stride_tokens`` raw tokens. A *page* holds
-``rows_per_page`` rows and so covers ``tokens_per_page`` raw tokens. A *slot* is ``page * rows_per_page + row``.
+``rows_per_page`` rows and so covers ``tokens_per_page`` raw tokens. A *slot* is
+``page * rows_per_page + row``.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,197 @@
+"""CacheManager: reserves, rolls back and releases the pages of all cache groups of a request together.
+
+Host integers only. The order of one round: ``reserve_decode`` (or ``reserve_chunk``), ``take_changes`` into
+the block tables, the passes of target and draft, then ``roll_back`` to what was committed.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec.cache.pages import PageAllocator
+from specdec.cache.sizing import draft_reach
+from specdec.cache.spec import CacheGroupSpec
+from specdec.checks import integer
+from specdec.errors import ConfigError
+
+__all__ = ["CacheManager", "PageAllocator", "Reservation", "TableChange"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Pages wanted for the next pass of one row.
+
+    row             row of the request
+    first_position  position of the first query token; older rows leave the window by it
+    num_tokens      raw positions to cover from there on, in every group
+    extra           further positions to cover in the groups that draft layers write
+    """
+
+    row: int
+    first_position: int
+    num_tokens: int
+    extra: int = 0
+
+
+class TableChange(NamedTuple):
+    """New content of one row of one block table; ``page_ids`` may be read until the next reservation."""
+
+    row: int
+    group_id: str
+    page_ids: Sequence[int]
+    base: int
+
+
+class CacheManager:
+    """One PageAllocator per group, driven as one: an operation happens in all groups or in none.
+
+    specs          groups of the target, in display order
+    num_pages      pages of each group, the dummy page 0 included
+    max_rows       rows that can hold pages
+    draft_groups   ids of the groups that draft layers write; they get the draft reach on top
+    overlap_depth  rounds that may be in flight when the next one is reserved, 0 or 1
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[CacheGroupSpec],
+        num_pages: Mapping[str, int],
+        *,
+        max_rows: int,
+        draft_groups: Collection[str] = (),
+        overlap_depth: int = 0,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.draft_groups = frozenset(draft_groups)
+        self.overlap_depth = integer("overlap_depth", overlap_depth, low=0, high=1)
+        _check_groups(self.specs, num_pages, self.draft_groups)
+        self.allocators: Mapping[str, PageAllocator] = {
+            spec.group_id: PageAllocator(spec, num_pages=num_pages[spec.group_id], max_rows=max_rows)
+            for spec in self.specs
+        }
+        # Pairs of (allocator, whether draft layers write the group): what the loops of every round need.
+        self._groups = tuple((a, g in self.draft_groups) for g, a in self.allocators.items())
+        self._touched: set[int] = set()
+
+    @property
+    def num_free(self) -> dict[str, int]:
+        """Free pages per group."""
+        return {group_id: allocator.num_free for group_id, allocator in self.allocators.items()}
+
+    @property
+    def num_failed(self) -> int:
+        """Reservations that found too few pages, over all groups."""
+        return sum(allocator.num_failed for allocator in self.allocators.values())
+
+    def chunk(self, row: int, first_position: int, num_tokens: int, *, extra: int = 0) -> Reservation:
+        """Reservation of a prompt chunk; ``extra`` is ``K - 1`` for the last chunk of a drafted prompt."""
+        return Reservation(row, first_position, num_tokens, extra)
+
+    def decode(self, row: int, first_position: int, *, width: int, num_draft_tokens: int) -> Reservation:
+        """Reservation of a verify pass over ``width`` tokens, followed by a draft of ``num_draft_tokens``.
+
+        ``first_position`` is the newest verified length that the host knows: exact without overlap, a lower
+        bound with it.
+        """
+        return Reservation(
+            row, first_position, width * (1 + self.overlap_depth), draft_reach(num_draft_tokens)
+        )
+
+    def can_reserve(self, requests: Sequence[Reservation]) -> bool:
+        """Whether all of ``requests``, reserved in this order, would find their pages; changes nothing."""
+        for allocator, drafted in self._groups:
+            free = allocator.num_free
+            for request in requests:
+                freed, wanted = allocator.shortfall(
+                    request.row, first_position=request.first_position, target=_target(request, drafted)
+                )
+                free += freed - wanted
+                if free < 0:
+                    return False
+        return True
+
+    def reserve(self, request: Reservation) -> None:
+        """Release what left the window and cover the pass, in every group.
+
+        Raises CapacityError, naming the first group that is short; then no page has moved.
+        """
+        first = request.first_position
+        for allocator, drafted in self._groups:
+            target = _target(request, drafted)
+            freed, wanted = allocator.shortfall(request.row, first_position=first, target=target)
+            if wanted > allocator.num_free + freed:
+                allocator.num_failed += 1
+                raise allocator.shortage(request.row, wanted)
+        for allocator, drafted in self._groups:
+            allocator.release_skipped(request.row, first_position=first)
+            allocator.acquire(request.row, target=_target(request, drafted))
+        self._touched.add(request.row)
+
+    def reserve_chunk(self, row: int, first_position: int, num_tokens: int, *, extra: int = 0) -> None:
+        """``reserve`` of ``chunk``."""
+        self.reserve(self.chunk(row, first_position, num_tokens, extra=extra))
+
+    def reserve_decode(self, row: int, first_position: int, *, width: int, num_draft_tokens: int) -> None:
+        """``reserve`` of ``decode``."""
+        self.reserve(self.decode(row, first_position, width=width, num_draft_tokens=num_draft_tokens))
+
+    def roll_back(self, row: int, committed: int, *, in_flight_tokens: int = 0) -> None:
+        """After a decode result or the last prompt chunk: give back the pages that nothing committed uses.
+
+        ``committed`` positions stay, and ``in_flight_tokens`` more for an overlapped round that is running.
+        Pages that left the window of a query at ``committed`` go as well. Call it after drafting.
+        """
+        for allocator, _ in self._groups:
+            allocator.roll_back(row, target=committed + in_flight_tokens)
+            allocator.release_skipped(row, first_position=committed)
+        self._touched.add(row)
+
+    def release_skipped(self, row: int, committed: int) -> None:
+        """After a prompt chunk that is not the last: give back the pages that left the window."""
+        for allocator, _ in self._groups:
+            allocator.release_skipped(row, first_position=committed)
+        self._touched.add(row)
+
+    def release(self, row: int) -> None:
+        """Give all pages of a finished or preempted row back."""
+        for allocator, _ in self._groups:
+            allocator.release(row)
+        self._touched.add(row)
+
+    def take_changes(self) -> list[TableChange]:
+        """Block table rows that changed since the last call, each once."""
+        changes = []
+        for row in self._touched:
+            for allocator, _ in self._groups:
+                pages = allocator.row(row)
+                if pages.changed:
+                    pages.changed = False
+                    changes.append(TableChange(row, allocator.spec.group_id, pages.page_ids, pages.base))
+        self._touched.clear()
+        return changes
+
+    def check_integrity(self) -> None:
+        """``PageAllocator.check_integrity`` of every group; linear in the number of pages."""
+        for allocator in self.allocators.values():
+            allocator.check_integrity()
+
+
+def _target(request: Reservation, drafted: bool) -> int:
+    """First raw position that the reservation need not cover."""
+    end = request.first_position + request.num_tokens
+    return end + request.extra if drafted else end
+
+
+def _check_groups(
+    specs: Sequence[CacheGroupSpec], num_pages: Mapping[str, int], draft_groups: frozenset[str]
+) -> None:
+    ids = [spec.group_id for spec in specs]
+    if len(set(ids)) != len(ids):
+        raise ConfigError(f"cache groups must have different ids, got {ids}")
+    for what, names in (("number of pages", set(num_pages)), ("draft groups", draft_groups)):
+        unknown = sorted(names - set(ids))
+        if unknown:
+            raise ConfigError(f"{what} given for unknown cache groups {unknown}, known are {ids}")
+    missing = sorted(set(ids) - set(num_pages))
+    if missing:
+        raise ConfigError(f"no number of pages for cache groups {missing}")

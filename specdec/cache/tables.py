@@ -1,0 +1,135 @@
+"""BlockTables: the block tables of all groups as one persistent tensor; shared by target and draft.
+
+Knows nothing of allocation: it is told what changed. The tables of a row lie side by side, so that all
+changes of a row reach the device in one copy; the tables of a group are a strided view.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from specdec.api import GroupTable
+from specdec.cache.allocator import TableChange
+from specdec.cache.spec import CacheGroupSpec
+from specdec.checks import positive_int
+from specdec.errors import CapacityError, ConfigError, MetadataError
+
+NO_PAGE = -1
+
+
+class BlockTables:
+    """Writes host page lists into device tables and shows them in batch order.
+
+    Never reallocated, so captured graphs may read it. The host copy is the only thing that is compared or
+    edited; nothing is read back from the device.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[CacheGroupSpec],
+        columns: Mapping[str, int],
+        *,
+        max_rows: int,
+        device: torch.device,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.max_rows = positive_int("max_rows", max_rows)
+        missing = [spec.group_id for spec in self.specs if spec.group_id not in columns]
+        if missing:
+            raise ConfigError(f"no number of table columns for cache groups {missing}")
+        self._widths = [positive_int(f"{s.group_id}: columns", columns[s.group_id]) for s in self.specs]
+        self._sliding = [spec.group_id for spec in self.specs if spec.is_sliding]
+        starts = tuple(accumulate(self._widths, initial=0))
+        self._spans = {s.group_id: (a, w) for s, a, w in zip(self.specs, starts, self._widths, strict=False)}
+        # Behind the tables come the bases of the sliding groups, one column each.
+        self._base_columns = {group_id: starts[-1] + i for i, group_id in enumerate(self._sliding)}
+        width = starts[-1] + len(self._sliding)
+        self._host = torch.full((max_rows, width), NO_PAGE, dtype=torch.int32)
+        self._host[:, starts[-1] :] = 0
+        self._host_array = self._host.numpy()
+        self._device = self._host if device.type == "cpu" else self._host.to(device)
+        self._filled = [dict.fromkeys(self._spans, 0) for _ in range(max_rows)]
+        self._shown: tuple[tuple[int, ...], dict[str, GroupTable]] | None = None
+
+    def write(self, changes: Iterable[TableChange]) -> None:
+        """Replace the changed table rows in place; columns without a page become -1.
+
+        Raises CapacityError when a row has more pages than the table has columns.
+        """
+        rows = set()
+        for row, group_id, page_ids, base in changes:
+            self._write_host(row, group_id, page_ids, base)
+            rows.add(row)
+        if self._device is not self._host:
+            for row in rows:
+                # From pageable memory: the driver has taken its copy when the call returns.
+                self._device[row].copy_(self._host[row], non_blocking=True)
+
+    def view(self, rows: Sequence[int]) -> dict[str, GroupTable]:
+        """Tables of ``rows`` in batch order: ``pages_BC`` int32, and ``base_B`` int32 for sliding groups.
+
+        Consecutive ascending rows give views that follow later writes; other rows give a copy. Either is
+        valid for the round. A view may be strided.
+        """
+        rows = tuple(rows)
+        if self._shown is not None and self._shown[0] == rows:
+            return self._shown[1]
+        if not all(0 <= row < self.max_rows for row in rows):
+            raise MetadataError(f"rows must lie in 0..{self.max_rows - 1}, got {rows}")
+        if rows and rows == tuple(range(rows[0], rows[0] + len(rows))):
+            tables = self._split(self._device[rows[0] : rows[0] + len(rows)])
+            self._shown = (rows, tables)
+            return tables
+        index_B = torch.tensor(rows, dtype=torch.int64, device=self._device.device)
+        return self._split(self._device.index_select(0, index_B))
+
+    def _write_host(self, row: int, group_id: str, page_ids: Sequence[int], base: int) -> None:
+        start, width = self._spans[group_id]
+        count = len(page_ids)
+        if count > width:
+            raise CapacityError(f"{group_id}: row {row} has {count} pages, its table has {width} columns")
+        filled = self._filled[row]
+        line = self._host_array[row]
+        line[start : start + count] = page_ids
+        if filled[group_id] > count:
+            line[start + count : start + filled[group_id]] = NO_PAGE
+        filled[group_id] = count
+        if group_id in self._base_columns:
+            line[self._base_columns[group_id]] = base
+
+    def _split(self, lines_BX: torch.Tensor) -> dict[str, GroupTable]:
+        parts = torch.split(lines_BX, [*self._widths, len(self._sliding)], dim=1)
+        bases = dict(zip(self._sliding, parts[-1].unbind(1), strict=True))
+        return {
+            spec.group_id: GroupTable(pages_BC=part, base_B=bases.get(spec.group_id))
+            for spec, part in zip(self.specs, parts, strict=False)
+        }
+
+
+def from_ragged(
+    pages: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    num_reqs: int,
+    bases: Mapping[str, Sequence[int]],
+    device: torch.device,
+) -> dict[str, GroupTable]:
+    """Tables from ragged page lists, padded with -1 to the longest row; for tests and one-off passes.
+
+    A group without rows is left out; a group of empty rows has shape ``[num_reqs, 0]``. ``bases`` holds the
+    sliding groups. Raises MetadataError when a group has another number of rows or bases than ``num_reqs``.
+    """
+    tables = {}
+    for group_id, rows in pages.items():
+        if not rows:
+            continue
+        base = bases.get(group_id)
+        for what, count in (("page rows", len(rows)), ("bases", num_reqs if base is None else len(base))):
+            if count != num_reqs:
+                raise MetadataError(f"{group_id}: {count} {what} for {num_reqs} requests")
+        columns = max(len(row) for row in rows)
+        padded = [[*row, *[NO_PAGE] * (columns - len(row))] for row in rows]
+        pages_BC = torch.tensor(padded, dtype=torch.int32, device=device).reshape(num_reqs, columns)
+        base_B = None if base is None else torch.tensor(base, dtype=torch.int32, device=device)
+        tables[group_id] = GroupTable(pages_BC=pages_BC, base_B=base_B)
+    return tables
