@@ -1,0 +1,101 @@
+"""NextN (multi-token prediction) drafting: one catch-up pass, then K - 1 single-token steps of a draft model.
+
+The model is any ``DraftBackend``; this file knows only the order of its calls.
+Source: DeepSeek-V3 technical report, section 2.2, used recursively as in EAGLE (Li et al., 2024).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafters.common import check_num_draft_tokens
+from specdec.api import (
+    LAST_LAYER,
+    Draft,
+    DraftBackend,
+    Drafter,
+    DrafterNeeds,
+    DraftInput,
+    DraftSetup,
+    Proposal,
+)
+from specdec.checks import one_of
+from specdec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextnConfig:
+    """Settings of NextN drafting. Raises ConfigError for values out of range.
+
+    num_draft_tokens  tokens proposed per round, 1..31
+    proposals         ``sampled`` draws with the verifier's coupling, ``greedy`` takes the draft's argmax
+    """
+
+    num_draft_tokens: int = 3
+    proposals: str = "sampled"
+
+    def __post_init__(self) -> None:
+        check_num_draft_tokens(self.num_draft_tokens)
+        one_of("proposals", self.proposals, ("sampled", "greedy"), where="drafter.proposals")
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        return DrafterNeeds(hidden_layers=(LAST_LAYER,), draft_backend=True)
+
+    def build(self, setup: DraftSetup) -> Drafter:
+        """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
+        if setup.draft_backend is None:
+            raise ConfigError(
+                "drafter nextn needs a draft model, got a target checkpoint without a NextN layer "
+                "(conf: drafter, target.checkpoint)"
+            )
+        return NextnDrafter(self, setup.draft_backend)
+
+
+class NextnDrafter:
+    """Owns no state between rounds: the draft caches belong to the backend and are addressed by position."""
+
+    def __init__(self, config: NextnConfig, backend: DraftBackend) -> None:
+        self.num_draft_tokens = config.num_draft_tokens
+        self.needs = config.needs
+        self._greedy = config.proposals == "greedy"
+        self._backend = backend
+
+    def propose(self, inputs: DraftInput) -> Proposal | None:
+        """Catch up over the pass, then draft; the catch-up happens even when nobody wants tokens."""
+        logits_BV = self._backend.begin_draft(inputs)
+        limits = [
+            min(limit, self.num_draft_tokens) if wanted else 0
+            for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True)
+        ]
+        num_steps = max(limits, default=0)
+        if num_steps == 0:
+            return None
+        return _proposal(self._draft(inputs, logits_BV, num_steps), limits)
+
+    def _draft(self, inputs: DraftInput, logits_BV: torch.Tensor, num_steps: int) -> list[Draft]:
+        """Draw token i for position ``seq_lens + 1 + i``; token i is fed at position ``seq_lens + i``."""
+        drafts = [self._draw(inputs, logits_BV, offset=1)]
+        for step in range(1, num_steps):
+            self._backend.advance_draft_forward_metadata(inputs.seq_lens_B + step)
+            logits_BV = self._backend.forward(drafts[-1].tokens_B)
+            drafts.append(self._draw(inputs, logits_BV, offset=step + 1))
+        return drafts
+
+    def _draw(self, inputs: DraftInput, logits_BV: torch.Tensor, *, offset: int) -> Draft:
+        return inputs.sampling.draw(logits_BV, inputs.seq_lens_B + offset, greedy=self._greedy)
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nothing to drop: the next catch-up rewrites the draft cache of a reused row."""
+
+
+def _proposal(drafts: list[Draft], limits: list[int]) -> Proposal:
+    tokens_BK = torch.stack([draft.tokens_B for draft in drafts], dim=1)
+    laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
+    assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
+    return Proposal(
+        tokens_BK=tokens_BK,
+        num_drafted_B=torch.tensor(limits, dtype=torch.int64, device=tokens_BK.device),
+        probs_BKV=torch.stack(laws, dim=1) if laws else None,
+    )
