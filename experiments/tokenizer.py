@@ -1,0 +1,43 @@
+"""TextTokenizer: the ``tokenizer.json`` of a checkpoint folder; knows nothing of models or requests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from specdec.errors import CheckpointError
+
+FILE = "tokenizer.json"
+
+
+class TextTokenizer:
+    """Text to token ids and back, for one checkpoint.
+
+    ``encode`` never adds special tokens; ``decode`` leaves special tokens out and shows an incomplete
+    multi-byte character as U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TextTokenizer | None":
+        """The folder's tokenizer, or None when it has none; raises CheckpointError when the file is damaged."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except (ValueError, OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is not a tokenizer ({error}); copy it again") from None
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def id_of(self, token: str) -> int | None:
+        """Id of one token by its exact spelling, or None."""
+        return self._tokenizer.token_to_id(token)
