@@ -43,9 +43,7 @@ class Message:
             raise WorkloadError(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
 
 
-def choose_format(
-    name: str | None, architectures: Sequence[str], has_token: Callable[[str], bool]
-) -> ChatFormat:
+def choose_format(name: str | None, architectures: Sequence[str], has_token: Callable[[str], bool]) -> ChatFormat:
     """The format of a checkpoint.
 
     An explicit ``name`` wins; otherwise a V4 architecture whose tokenizer has the V4 marks takes the V4 encoding

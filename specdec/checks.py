@@ -28,9 +28,7 @@ def positive_int(name: str, value: object, *, where: str = "") -> int:
     return integer(name, value, low=1, where=where)
 
 
-def number(
-    name: str, value: object, *, low: float, high: float | None = None, where: str = ""
-) -> float:
+def number(name: str, value: object, *, low: float, high: float | None = None, where: str = "") -> float:
     """A finite ``int`` or ``float`` within ``[low, high]``; raises ConfigError otherwise."""
     span = f"a number of at least {low}" if high is None else f"a number from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -99,9 +99,7 @@ class RoundLayout:
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """[T] absolute position of every packed token."""
-        return tuple(
-            p + j for p, n in zip(self.start_positions, self.query_lens, strict=True) for j in range(n)
-        )
+        return tuple(p + j for p, n in zip(self.start_positions, self.query_lens, strict=True) for j in range(n))
 
     @cached_property
     def token_reqs(self) -> tuple[int, ...]:

@@ -63,9 +63,7 @@ class CacheGroupSpec:
                 f"got {self.sliding_window_tokens}"
             )
         if not sliding and self.sliding_window_tokens != 0:
-            raise ConfigError(
-                f"{self.group_id}: a full-history group has no window, got {self.sliding_window_tokens}"
-            )
+            raise ConfigError(f"{self.group_id}: a full-history group has no window, got {self.sliding_window_tokens}")
 
     @property
     def is_sliding(self) -> bool:
