@@ -93,9 +93,7 @@ class CacheManager:
         ``first_position`` is the newest verified length that the host knows: exact without overlap, a lower
         bound with it.
         """
-        return Reservation(
-            row, first_position, width * (1 + self.overlap_depth), draft_reach(num_draft_tokens)
-        )
+        return Reservation(row, first_position, width * (1 + self.overlap_depth), draft_reach(num_draft_tokens))
 
     def can_reserve(self, requests: Sequence[Reservation]) -> bool:
         """Whether all of ``requests``, reserved in this order, would find their pages; changes nothing."""
@@ -182,9 +180,7 @@ def _target(request: Reservation, drafted: bool) -> int:
     return end + request.extra if drafted else end
 
 
-def _check_groups(
-    specs: Sequence[CacheGroupSpec], num_pages: Mapping[str, int], draft_groups: frozenset[str]
-) -> None:
+def _check_groups(specs: Sequence[CacheGroupSpec], num_pages: Mapping[str, int], draft_groups: frozenset[str]) -> None:
     ids = [spec.group_id for spec in specs]
     if len(set(ids)) != len(ids):
         raise ConfigError(f"cache groups must have different ids, got {ids}")
