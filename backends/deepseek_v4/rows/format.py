@@ -46,6 +46,9 @@ class RowFormat(Protocol):
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows at ``slots_X`` (int32 or int64, any shape) as [X, D]; a negative slot gives a row of zeros."""
 
+    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
+        """As ``read``, but for slots that are all 0 or more: nothing is masked."""
+
 
 class IndexRowFormat(RowFormat, Protocol):
     """Rows of the indexer's key cache.

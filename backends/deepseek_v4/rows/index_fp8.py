@@ -82,8 +82,11 @@ class Fp8IndexRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rotated keys [X, dim] in fp32; zeros for negative slots."""
-        rows = self.decode(*self._pages().load(buffer, slots_X))
-        return rows.masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return self.take(buffer, slots_X).masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+
+    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
+        """Rotated keys [X, dim] in fp32; slots must be 0 or more."""
+        return self.decode(*self._pages().load(buffer, slots_X))
 
     def prepare_query(self, queries_XD: torch.Tensor) -> torch.Tensor:
         """Queries rotated, quantised and dequantised like the keys, fp32 [X, dim]."""

@@ -117,5 +117,8 @@ class Fp8KvRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, head_dim] in bf16; zeros for negative slots."""
-        rows = self.decode(*self._pages().load(buffer, slots_X))
-        return rows.masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return self.take(buffer, slots_X).masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+
+    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
+        """Rows [X, head_dim] in bf16; slots must be 0 or more."""
+        return self.decode(*self._pages().load(buffer, slots_X))

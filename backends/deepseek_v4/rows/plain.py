@@ -39,6 +39,10 @@ class PlainRows:
         rows = rows.view(*slots_X.shape, self.width)
         return rows.masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
 
+    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
+        """Rows [X, D] of ``dtype``; slots must be 0 or more."""
+        return torch.embedding(buffer.view(-1, self.width), slots_X)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainIndexRows(PlainRows):
