@@ -11,7 +11,6 @@ from typing import NamedTuple
 from specdec.cache.pages import PageAllocator
 from specdec.cache.sizing import draft_reach
 from specdec.cache.spec import CacheGroupSpec
-from specdec.checks import integer
 from specdec.errors import ConfigError
 
 __all__ = ["CacheManager", "PageAllocator", "Reservation", "TableChange"]
@@ -49,7 +48,6 @@ class CacheManager:
     num_pages      pages of each group, the dummy page 0 included
     max_rows       rows that can hold pages
     draft_groups   ids of the groups that draft layers write; they get the draft reach on top
-    overlap_depth  rounds that may be in flight when the next one is reserved, 0 or 1
     """
 
     def __init__(
@@ -59,11 +57,9 @@ class CacheManager:
         *,
         max_rows: int,
         draft_groups: Collection[str] = (),
-        overlap_depth: int = 0,
     ) -> None:
         self.specs = tuple(specs)
         self.draft_groups = frozenset(draft_groups)
-        self.overlap_depth = integer("overlap_depth", overlap_depth, low=0, high=1)
         _check_groups(self.specs, num_pages, self.draft_groups)
         self.allocators: Mapping[str, PageAllocator] = {
             spec.group_id: PageAllocator(spec, num_pages=num_pages[spec.group_id], max_rows=max_rows)
@@ -87,13 +83,15 @@ class CacheManager:
         """Reservation of a prompt chunk; ``extra`` is ``K - 1`` for the last chunk of a drafted prompt."""
         return Reservation(row, first_position, num_tokens, extra)
 
-    def decode(self, row: int, first_position: int, *, width: int, num_draft_tokens: int) -> Reservation:
+    def decode(
+        self, row: int, first_position: int, *, width: int, num_draft_tokens: int, in_flight_tokens: int = 0
+    ) -> Reservation:
         """Reservation of a verify pass over ``width`` tokens, followed by a draft of ``num_draft_tokens``.
 
-        ``first_position`` is the newest verified length that the host knows: exact without overlap, a lower
-        bound with it.
+        ``first_position`` is the newest verified length that the host knows. With a round still running it is
+        a lower bound: ``in_flight_tokens``, the width of that round, says by how much it may yet grow.
         """
-        return Reservation(row, first_position, width * (1 + self.overlap_depth), draft_reach(num_draft_tokens))
+        return Reservation(row, first_position, width + in_flight_tokens, draft_reach(num_draft_tokens))
 
     def can_reserve(self, requests: Sequence[Reservation]) -> bool:
         """Whether all of ``requests``, reserved in this order, would find their pages; changes nothing."""
@@ -129,9 +127,19 @@ class CacheManager:
         """``reserve`` of ``chunk``."""
         self.reserve(self.chunk(row, first_position, num_tokens, extra=extra))
 
-    def reserve_decode(self, row: int, first_position: int, *, width: int, num_draft_tokens: int) -> None:
+    def reserve_decode(
+        self, row: int, first_position: int, *, width: int, num_draft_tokens: int, in_flight_tokens: int = 0
+    ) -> None:
         """``reserve`` of ``decode``."""
-        self.reserve(self.decode(row, first_position, width=width, num_draft_tokens=num_draft_tokens))
+        self.reserve(
+            self.decode(
+                row,
+                first_position,
+                width=width,
+                num_draft_tokens=num_draft_tokens,
+                in_flight_tokens=in_flight_tokens,
+            )
+        )
 
     def roll_back(self, row: int, committed: int, *, in_flight_tokens: int = 0) -> None:
         """After a decode result or the last prompt chunk: give back the pages that nothing committed uses.
