@@ -44,6 +44,7 @@ __all__ = [
     "Tables",
     "Target",
     "TargetOutput",
+    "TargetSampling",
     "Verdict",
     "Verifier",
 ]
@@ -115,6 +116,48 @@ class SamplingView(Protocol):
         Applies the request's temperature and filters, then draws with the verifier's coupling;
         ``greedy=True`` takes the argmax (lowest id on ties) whatever the coupling.
         """
+
+
+class TargetSampling(SamplingView, Protocol):
+    """What a verifier is given besides: each row of the target processed as plain decoding would process it.
+
+    In every method row j of a request predicts position ``positions_B + j`` and follows the drafted tokens d1..dj
+    of ``drafted_BK`` (int64; None for N = 1), which penalties count. Device operations only.
+    """
+
+    wants_logprobs: bool
+
+    def adjust(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """float32 [B, N, V] logits after penalties and minimum length; NaN becomes -inf."""
+
+    def law(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """float32 [B, N, V] probabilities after temperature and filters; a point mass for a greedy request."""
+
+    def choose(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """int64 [B, N]: the token that plain decoding draws at each row, by noise keyed on position alone."""
+
+    def logprobs(
+        self,
+        logits_BNV: torch.Tensor,
+        drafted_BK: torch.Tensor | None,
+        positions_B: torch.Tensor,
+        tokens_BN: torch.Tensor,
+    ) -> torch.Tensor:
+        """float32 [B, N] log-probabilities of ``tokens_BN`` under ``law`` (greedy requests: at temperature 1)."""
+
+    def acceptance_uniforms(self, positions_B: torch.Tensor, width: int) -> torch.Tensor:
+        """float64 [B, width] in (0, 1): entry j decides the drafted token at position ``positions_B + j``."""
+
+    def final_draw(
+        self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
+    ) -> torch.Tensor:
+        """int64 [B] tokens drawn from unnormalised weights; corrections and bonuses have noise of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,13 +311,14 @@ class Verifier(Protocol):
 
     name: str
     lossless: bool
+    lossless_how: str
     coupling: Coupling
 
     def judge(
         self,
         logits_BNV: torch.Tensor,
         proposal: Proposal | None,
-        sampling: SamplingView,
+        sampling: TargetSampling,
         positions_B: torch.Tensor,
     ) -> Verdict:
         """Judge one round; device tensors only.

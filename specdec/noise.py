@@ -1,0 +1,88 @@
+"""Position-keyed noise: a pure function of (stream, position, vocabulary id, salt); knows nothing of sampling rules.
+
+There is no generator and no state, so a draw does not depend on what shares the batch, on how many tokens a pass
+verifies, or on the order of calls. All integers are 64-bit with wrap-around and equal on every device; only the
+last step, to floating point, is rounded. The mixing steps are those of SplitMix64 (Steele, Lea and Flood, 2014).
+"""
+
+import hashlib
+from enum import IntEnum
+
+import torch
+
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_A = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_B = 0x94D049BB133111EB - 2**64
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+class Salt(IntEnum):
+    """What a draw is for; draws with different salts are independent.
+
+    TARGET    the token at a position (the gumbel rule shares it with the draft on purpose)
+    RESIDUAL  the correction after a rejection
+    ACCEPT    the acceptance of a drafted token
+    DRAFT     a draft token with a stream of its own
+    """
+
+    TARGET = 0
+    RESIDUAL = 1
+    ACCEPT = 2
+    DRAFT = 3
+
+
+def stream_key(seed: int | None, *, request_id: str, run_seed: int) -> int:
+    """Signed 64-bit key of a request's noise.
+
+    An explicit ``seed`` alone decides it: the request gives the same text whatever shares its batch and whatever
+    it is called. Without one the key comes from the run's seed and the request id, so no two requests of a run share.
+    """
+    text = f"run {run_seed} request {request_id}" if seed is None else f"seed {seed}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """Mix int64 values; the arithmetic shifts cost at most one bit of entropy each."""
+    x = (x ^ (x >> 30)) * _MIX_A
+    x = (x ^ (x >> 27)) * _MIX_B
+    return x ^ (x >> 31)
+
+
+def row_keys(streams: torch.Tensor, positions: torch.Tensor, salt: Salt | torch.Tensor) -> torch.Tensor:
+    """int64 keys of the broadcast of streams, positions and salt (all int64)."""
+    return _mix(streams + (positions * len(Salt) + salt) * _GAMMA)
+
+
+def uniforms(keys: torch.Tensor) -> torch.Tensor:
+    """float64 uniforms strictly inside (0, 1), one per int64 key: ``(h + 1/2) / 2**32`` of the upper half."""
+    return ((keys >> 32).to(torch.float64) + (2.0**31 + 0.5)) * 2.0**-32
+
+
+class VocabularyNoise:
+    """Exponential noise over a vocabulary; holds one mixed word per vocabulary id because every draw reads them."""
+
+    def __init__(self, vocab_size: int, *, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._words_V = _mix((torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GAMMA) ^ _MIX_B)
+
+    def exponentials(self, keys: torch.Tensor) -> torch.Tensor:
+        """Independent standard exponentials, float32 [..., V], for int64 ``keys`` [...]; finite and above 0.
+
+        ``E = -log1p(-v)`` with v in (0, 1): small values, which win a race, keep full relative precision.
+        """
+        x = keys.unsqueeze(-1) ^ self._words_V
+        x.mul_(_MIX_A)
+        x.bitwise_xor_(x >> 32)
+        x.mul_(_MIX_B)
+        # The sign bit is dropped rather than shifted away: v = |x| / 2**63 is uniform and costs no integer operation.
+        v = x.to(torch.float32).abs_().mul_(2.0**-63).clamp_(2.0**-64, _BELOW_ONE)
+        return v.neg_().log1p_().neg_()
+
+    def race(self, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Draw one id per row with probability proportional to ``weights`` [..., V] >= 0: first arrival of E / w.
+
+        The same keys with other weights give the same noise, so similar laws mostly agree (the Gumbel-max coupling).
+        A row without any weight gives id 0.
+        """
+        return (weights / self.exponentials(keys)).argmax(dim=-1)

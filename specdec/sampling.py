@@ -1,0 +1,184 @@
+"""BatchSampling: how the requests of one batch sample, as tensors; knows no verification rule and no model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec.api import Coupling, Draft
+from specdec.filters import Filters
+from specdec.noise import Salt, VocabularyNoise, row_keys, uniforms
+from specdec.penalties import Penalties
+from specdec.sampling_params import SamplingParams
+
+_NO_WEIGHT = float("-inf")
+_COLDEST_INVERSE = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingRequest:
+    """What sampling needs to know of one request.
+
+    params      the request's options
+    stream      key of its noise, from ``noise.stream_key``
+    tokens      all known tokens, prompt first; a live list that the owner appends to before the next draw
+    num_prompt  leading ``tokens`` that are the prompt
+    stop_ids    ids that would end the output (end of sequence unless ignored, and stop tokens)
+    """
+
+    params: SamplingParams
+    stream: int
+    tokens: Sequence[int]
+    num_prompt: int
+    stop_ids: tuple[int, ...] = ()
+
+
+class BatchSampling:
+    """Sampling of a batch; implements ``api.TargetSampling``.
+
+    Holds the requests' options as device tensors, so it is made once per composition of the batch and used for as
+    many rounds as that lasts. Logits are processed in this order: penalties, minimum length, NaN removed,
+    temperature, top-k, top-p, min-p. Every row of a verify block is processed as plain decoding would have processed
+    it after the drafted tokens before it.
+    """
+
+    def __init__(self, requests: Sequence[SamplingRequest], *, noise: VocabularyNoise, coupling: Coupling) -> None:
+        params = [r.params for r in requests]
+        device, vocab_size = noise.device, noise.vocab_size
+        self.wants_logprobs = any(p.logprobs for p in params)
+        self._noise = noise
+        self._coupling = coupling
+        self._all_greedy = all(p.greedy for p in params)
+        self._any_greedy = any(p.greedy for p in params)
+        self._streams_B1 = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device).view(-1, 1)
+        self._greedy_B11 = torch.tensor([p.greedy for p in params], device=device).view(-1, 1, 1)
+        inverse = [1.0 if p.greedy else max(1.0 / p.temperature, _COLDEST_INVERSE) for p in params]
+        self._inverse_temperature_B11 = torch.tensor(inverse, dtype=torch.float32, device=device).view(-1, 1, 1)
+        self._filters = None
+        if any(p.has_filters for p in params):
+            self._filters = Filters(params, vocab_size=vocab_size, device=device)
+        self._penalties = None
+        if any(p.has_penalties for p in params):
+            tokens, num_prompt = [r.tokens for r in requests], [r.num_prompt for r in requests]
+            self._penalties = Penalties(params, tokens, num_prompt, vocab_size=vocab_size, device=device)
+        self._minimum = None
+        if any(r.params.min_new_tokens and r.stop_ids for r in requests):
+            self._minimum = _MinimumLength(requests, vocab_size=vocab_size, device=device)
+
+    def adjust(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits after penalties and the minimum length, without NaN (-inf instead); float32 [B, N, V].
+
+        Row j predicts position ``positions_B + j`` and comes after the drafted tokens d1..dj.
+        """
+        assert logits_BNV.shape[-1] == self._noise.vocab_size, "logits do not cover the target's vocabulary"
+        out_BNV = logits_BNV.float()
+        if self._penalties is not None:
+            out_BNV = self._penalties.apply(out_BNV, drafted_BK)
+        if self._minimum is not None:
+            out_BNV = self._minimum.apply(out_BNV, positions_B)
+        return out_BNV.nan_to_num(nan=_NO_WEIGHT, posinf=torch.finfo(torch.float32).max, neginf=_NO_WEIGHT)
+
+    def scores(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Log-weights of each row's law, maximum 0, -inf for tokens that cannot come; float32 [B, N, V].
+
+        A greedy request gets a point mass on its most probable token (the lowest id on ties).
+        """
+        scores_BNV = self._soften(self.adjust(logits_BNV, drafted_BK, positions_B))
+        if not self._any_greedy:
+            return scores_BNV
+        best_BN1 = scores_BNV.argmax(dim=-1, keepdim=True)
+        point_BNV = torch.full_like(scores_BNV, _NO_WEIGHT).scatter_(-1, best_BN1, 0.0)
+        return torch.where(self._greedy_B11, point_BNV, scores_BNV)
+
+    def law(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Probabilities that plain decoding would draw each row's token from; float32 [B, N, V]."""
+        return self.scores(logits_BNV, drafted_BK, positions_B).softmax(dim=-1)
+
+    def choose(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Each row's own token under position-keyed noise, int64 [B, N]: what plain decoding would have drawn."""
+        if self._all_greedy:
+            return self.adjust(logits_BNV, drafted_BK, positions_B).argmax(dim=-1)
+        weights_BNV = self.scores(logits_BNV, drafted_BK, positions_B).exp_()
+        return self._noise.race(weights_BNV, self._keys(positions_B, logits_BNV.shape[1], Salt.TARGET))
+
+    def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
+        """Draft one token per request; see ``api.SamplingView.draw``.
+
+        Penalties count known tokens only, not the drafted tokens before this one: a drafter's law is its own affair.
+        """
+        logits_BNV = logits_BV.unsqueeze(1)
+        if greedy or self._all_greedy or self._coupling is Coupling.GREEDY:
+            return Draft(tokens_B=self.adjust(logits_BNV, None, positions_B).argmax(dim=-1).squeeze(1))
+        if self._coupling is Coupling.SHARED:
+            return Draft(tokens_B=self.choose(logits_BNV, None, positions_B).squeeze(1))
+        probs_BV = self.law(logits_BNV, None, positions_B).squeeze(1)
+        keys_B = self._keys(positions_B, 1, Salt.DRAFT).squeeze(1)
+        return Draft(tokens_B=self._noise.race(probs_BV, keys_B), probs_BV=probs_BV)
+
+    def final_draw(
+        self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw the token that ends a round from unnormalised ``weights_BV``; int64 [B].
+
+        A residual has noise of its own; a bonus (and plain decoding) uses the position's target noise.
+        """
+        salt_B = torch.where(is_residual_B, int(Salt.RESIDUAL), int(Salt.TARGET))
+        keys_B = row_keys(self._streams_B1.squeeze(1), positions_B, salt_B)
+        return self._noise.race(weights_BV, keys_B)
+
+    def acceptance_uniforms(self, positions_B: torch.Tensor, width: int) -> torch.Tensor:
+        """float64 [B, width] in (0, 1): entry j decides the drafted token at position ``positions_B + j``."""
+        return uniforms(self._keys(positions_B, width, Salt.ACCEPT))
+
+    def logprobs(
+        self,
+        logits_BNV: torch.Tensor,
+        drafted_BK: torch.Tensor | None,
+        positions_B: torch.Tensor,
+        tokens_BN: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log-probability of ``tokens_BN`` under the target's processed law, float32 [B, N].
+
+        The law has penalties, minimum length, temperature and filters applied. For a greedy request, whose law is a
+        point mass, it is the law at temperature 1 without filters.
+        """
+        scores_BNV = self._soften(self.adjust(logits_BNV, drafted_BK, positions_B))
+        return scores_BNV.log_softmax(dim=-1).gather(-1, tokens_BN.unsqueeze(-1)).squeeze(-1)
+
+    def _keys(self, positions_B: torch.Tensor, width: int, salt: Salt) -> torch.Tensor:
+        """int64 [B, width] noise keys of consecutive positions."""
+        positions_BN = positions_B.unsqueeze(1)
+        if width > 1:
+            positions_BN = positions_BN + torch.arange(width, device=positions_B.device)
+        return row_keys(self._streams_B1, positions_BN, int(salt))
+
+    def _soften(self, logits_BNV: torch.Tensor) -> torch.Tensor:
+        """Temperature and filters; the maximum goes first so that no temperature can overflow."""
+        best_BN1 = logits_BNV.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
+        scores_BNV = (logits_BNV - best_BN1).mul_(self._inverse_temperature_B11)
+        return scores_BNV if self._filters is None else self._filters.apply(scores_BNV)
+
+
+class _MinimumLength:
+    """Forbids the ids that would end the output while too few tokens are out, decided by position alone."""
+
+    def __init__(self, requests: Sequence[SamplingRequest], *, vocab_size: int, device: torch.device) -> None:
+        first = [r.num_prompt + r.params.min_new_tokens for r in requests]
+        self._first_free_B1 = torch.tensor(first, device=device).view(-1, 1)
+        mask_BV = torch.zeros(len(requests), vocab_size, dtype=torch.bool)
+        for b, request in enumerate(requests):
+            mask_BV[b, [i for i in request.stop_ids if i < vocab_size]] = True
+        self._stops_B1V = mask_BV.to(device).unsqueeze(1)
+
+    def apply(self, logits_BNV: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+        offsets_N = torch.arange(logits_BNV.shape[1], device=positions_B.device)
+        early_BN = positions_B.unsqueeze(1) + offsets_N < self._first_free_B1
+        return logits_BNV.masked_fill(self._stops_B1V & early_BN.unsqueeze(-1), _NO_WEIGHT)
