@@ -1,0 +1,77 @@
+"""Fingerprints of a run: what it was asked for, on which checkpoint, prompts and code; knows no folder layout.
+
+Equal fingerprints mean that a finished run need not be done again.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+CODE_FOLDERS = ("specdec", "backends", "drafters", "experiments")
+NUM_DIGITS = 16
+EDGE_BYTES = 1 << 20
+# Settings that do not change what a run computes or measures.
+IRRELEVANT = ("logger", "require_lossless", "shard")
+# What a baseline depends on: everything but the drafter and where to find the baseline.
+BASELINE_KEYS = ("target", "workload", "sampling", "verifier", "engine")
+
+
+def run_key(config: Mapping[str, object], checkpoint: str, prompts: str, code: str) -> str:
+    """Name of the folder of a run: a hash of its configuration, checkpoint, prompt set and code."""
+    kept = {name: value for name, value in config.items() if name not in IRRELEVANT}
+    return _digest([_without_ignored(kept), checkpoint, prompts, code])
+
+
+def baseline_key(config: Mapping[str, object], checkpoint: str, prompts: str, code: str) -> str:
+    """Name of the baseline that every run of the same target, workload, sampling, verifier and engine shares."""
+    return _digest([{name: config[name] for name in BASELINE_KEYS}, checkpoint, prompts, code])
+
+
+def _without_ignored(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration without the draft length of a drafter that ignores it."""
+    drafter = config["drafter"]
+    assert isinstance(drafter, Mapping), "a drafter's configuration is a mapping"
+    if drafter.get("_target_") != "drafters.none.NoneConfig":
+        return dict(config)
+    return {**config, "drafter": {"_target_": drafter["_target_"]}}
+
+
+def checkpoint_hash(folder: Path) -> str:
+    """Hash of a checkpoint folder: names, sizes and both ends of every file.
+
+    Reading a large checkpoint whole would take longer than the run; a changed file of equal size differs at one of
+    its ends in practice (the header of a safetensors file is at its beginning).
+    """
+    digest = sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(EDGE_BYTES))
+            if size > EDGE_BYTES:
+                file.seek(max(EDGE_BYTES, size - EDGE_BYTES))
+                digest.update(file.read(EDGE_BYTES))
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+@cache
+def code_hash() -> str:
+    """Hash of every source file of the project, as it lies on disk now."""
+    root = Path(__file__).parents[1]
+    digest = sha256()
+    for path in _sources(root):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes())
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _sources(root: Path) -> Iterable[Path]:
+    for name in CODE_FOLDERS:
+        for folder, _, files in sorted(os.walk(root / name)):
+            yield from (Path(folder) / file for file in sorted(files) if file.endswith(".py"))
+
+
+def _digest(content: object) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:NUM_DIGITS]

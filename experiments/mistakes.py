@@ -1,0 +1,140 @@
+"""A user's mistake in one line: refusals of Hydra and OmegaConf, and of the checker below, in one wording."""
+
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import Field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from experiments.schemas import SCHEMAS, Allowed, RunSchema
+from specdec.errors import ConfigError
+
+KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+def explain(error: HydraException | OmegaConfBaseException) -> ConfigError:
+    """The ConfigError that says in one line what was wrong with the command line or a configuration file."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        return ConfigError(_unknown_key(cause.full_key, cause.object_type))
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return ConfigError(_wrong_type(cause.full_key, cause.object_type, _got(error, cause)))
+    if isinstance(error, MissingConfigException):
+        return ConfigError(_unknown_option(error))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read the override {error.override!r}: {_one_line(str(error).splitlines()[0])}")
+    return ConfigError(_one_line(str(error) or str(cause)))
+
+
+def check(config: DictConfig) -> None:
+    """Raise ConfigError for the first missing, unknown or disallowed value of a composed run configuration."""
+    for name in (spec.name for spec in fields(RunSchema)):
+        if OmegaConf.is_missing(config, name):
+            raise ConfigError(f"{name} must be set: choose an option of the group, such as {name}=NAME")
+    for key, value, spec in settings_of(config):
+        _check_value(key, value, spec)
+
+
+def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:
+    """Every value that a schema describes: full key, value, and the schema's field."""
+    kind = OmegaConf.get_type(config)
+    specs = {spec.name: spec for spec in fields(kind)} if kind in {RunSchema, *SCHEMAS.values()} else {}
+    for name in config if specs else ():
+        if name not in specs and (prefix or name != "hydra"):
+            raise ConfigError(_unknown_key(f"{prefix}{name}", kind))
+    for spec in specs.values():
+        key = f"{prefix}{spec.name}"
+        if OmegaConf.is_missing(config, spec.name):
+            raise ConfigError(f"{key} must be set")
+        value = config[spec.name]
+        if isinstance(value, DictConfig) and not prefix:
+            yield from settings_of(value, f"{key}.")
+        else:
+            yield key, value, spec
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """``"; nearest: X"`` for the candidate most like ``name``, or nothing if none is alike."""
+    found = get_close_matches(name, sorted(set(candidates)), n=1)
+    return f"; nearest: {found[0]}" if found else ""
+
+
+def describe(spec: Field) -> str:
+    """What a field takes, for example ``an integer, 1 to 31``."""
+    names = [KIND_NAMES[kind] for kind in _kinds(spec.type) if kind in KIND_NAMES]
+    origin = [typing.get_origin(kind) for kind in _kinds(spec.type)]
+    if list in origin:
+        names.append("a list such as [a,b]")
+    if types.NoneType in _kinds(spec.type):
+        names.append("null")
+    allowed = spec.metadata.get("allowed")
+    if allowed is not None and allowed.choices:
+        return str(allowed)
+    kind = " or ".join(names) or "a mapping"
+    return kind if allowed is None or str(allowed) == "any value" else f"{kind}, {allowed}"
+
+
+def _check_value(key: str, value: Any, spec: Field) -> None:
+    allowed: Allowed | None = spec.metadata.get("allowed")
+    if allowed is None:
+        return
+    for item in value if isinstance(value, ListConfig) else [value]:
+        if not allowed.admits(item):
+            raise ConfigError(f"{key} must be {describe(spec)}, got {item!r}")
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    if isinstance(annotation, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _field_of(schema: Any, name: str) -> Field | None:
+    known = fields(schema) if schema in {RunSchema, *SCHEMAS.values()} else ()
+    return next((spec for spec in known if spec.name == name), None)
+
+
+def _known_keys() -> set[str]:
+    keys = {f"{group}.{spec.name}" for (group, _), schema in SCHEMAS.items() for spec in fields(schema)}
+    return keys | {spec.name for spec in fields(RunSchema)} | {"experiment", "sweep", "launcher"}
+
+
+def _unknown_key(full_key: str, schema: Any) -> str:
+    prefix, _, name = full_key.rpartition(".")
+    own = [spec.name for spec in fields(schema)] if schema in SCHEMAS.values() else []
+    close = get_close_matches(name, own, n=1)
+    hint = f"; nearest: {prefix}.{close[0]}" if close else nearest(full_key, _known_keys() - {full_key})
+    has = f" (this {prefix} has {', '.join(key for key in own if not key.startswith('_'))})" if own else ""
+    return f"unknown key {full_key}{hint}{has}"
+
+
+def _wrong_type(full_key: str, schema: Any, got: str) -> str:
+    spec = _field_of(schema, full_key.rpartition(".")[2])
+    if spec is None:
+        return f"{full_key} cannot be {got}"
+    return f"{full_key} must be {describe(spec)}, got {got}"
+
+
+def _got(error: Exception, cause: Exception) -> str:
+    text = str(error)
+    if "merging override" in text:
+        return repr(text.rpartition("override ")[2].partition("=")[2])
+    return _one_line(str(cause).splitlines()[0])
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    options = [str(name) for name in error.options or ()]
+    if not group:
+        return _one_line(str(error).splitlines()[0])
+    listed = f" (options: {', '.join(options)})" if options else ""
+    return f"{group}={option}: there is no such option{nearest(option, options)}{listed}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

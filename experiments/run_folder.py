@@ -1,0 +1,153 @@
+"""RunFolder: the files of one run, who may write them, and how far it got; knows nothing of metrics or models.
+
+    config.resolved.yaml  env.json  steps.jsonl  outputs.jsonl  summary.json  status.json  [steps.parquet]
+"""
+
+import fcntl
+import json
+import os
+import traceback
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from specdec.errors import SpecDecError
+
+CONFIG = "config.resolved.yaml"
+ENVIRONMENT = "env.json"
+STEPS = "steps.jsonl"
+OUTPUTS = "outputs.jsonl"
+SUMMARY = "summary.json"
+STATUS = "status.json"
+LOCK = "run.lock"
+
+
+class Status(Enum):
+    """How far a run got. A run whose process was killed stays RUNNING, and nobody holds its lock."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class FolderInUseError(SpecDecError, RuntimeError):
+    """Another process writes to the folder."""
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace ``path`` in one step, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict:
+    """Content of a JSON file; raises FileNotFoundError when there is none."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Complete lines of a JSONL file; a torn last line, left by a killed process, is passed over."""
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
+def status_of(folder: Path) -> Status:
+    """What ``status.json`` says; ABSENT without a readable one."""
+    try:
+        return Status(read_json(folder / STATUS)["status"])
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, ValueError):
+        return Status.ABSENT
+
+
+def failure_of(folder: Path) -> str:
+    """Last line of the traceback in ``status.json``, or an empty text."""
+    try:
+        lines = read_json(folder / STATUS).get("traceback", "").strip().splitlines()
+    except (FileNotFoundError, json.JSONDecodeError):
+        return ""
+    return lines[-1] if lines else ""
+
+
+class FolderLock:
+    """A file lock that dies with its process; holds the open file while it is locked."""
+
+    def __init__(self, folder: Path, *, wait: bool) -> None:
+        self._folder = folder
+        self._wait = wait
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> "FolderLock":
+        """Take the lock; raises FolderInUseError when it is held and ``wait`` is false."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self._folder / LOCK).open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX if self._wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise FolderInUseError(f"another process is writing to {self._folder}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._file is not None, "the lock was never taken"
+        self._file.close()
+
+
+class RunFolder:
+    """Writes one run. Enter it under its lock; leaving it records ``done``, or ``failed`` with the traceback."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._started = ""
+
+    def __enter__(self) -> "RunFolder":
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._started = _now()
+        for name in (SUMMARY, ENVIRONMENT, CONFIG, "steps.parquet"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in (STEPS, OUTPUTS):
+            (self.path / name).write_text("", encoding="utf-8")
+        self._write_status(Status.RUNNING)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._write_status(Status.DONE)
+            return
+        text = "".join(traceback.format_exception(kind, error, trace))
+        self._write_status(Status.FAILED, traceback=text)
+
+    def write_config(self, yaml: str) -> None:
+        (self.path / CONFIG).write_text(yaml, encoding="utf-8")
+
+    def write_environment(self, environment: Mapping[str, object]) -> None:
+        write_json(self.path / ENVIRONMENT, environment)
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        write_json(self.path / SUMMARY, summary)
+
+    def append_steps(self, rows: Iterable[Mapping[str, object]]) -> None:
+        self._append(STEPS, rows)
+
+    def append_outputs(self, rows: Iterable[Mapping[str, object]]) -> None:
+        self._append(OUTPUTS, rows)
+
+    def _append(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def _write_status(self, status: Status, **more: str) -> None:
+        content = {"status": status.value, "started": self._started, "pid": os.getpid(), **more}
+        if status is not Status.RUNNING:
+            content["ended"] = _now()
+        write_json(self.path / STATUS, content)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
