@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from backends.deepseek_v4.rows.hadamard import rotate
+from backends.deepseek_v4.rows.missing import zero_missing
 from backends.deepseek_v4.rows.scales import FP8_MAX, block_amax, power_of_two, scale_exponents, to_fp8
 from backends.deepseek_v4.rows.split_page import SplitPages
 from specdec.errors import ConfigError
@@ -82,7 +83,7 @@ class Fp8IndexRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rotated keys [X, dim] in fp32; zeros for negative slots."""
-        return self.take(buffer, slots_X).masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
 
     def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rotated keys [X, dim] in fp32; slots must be 0 or more."""

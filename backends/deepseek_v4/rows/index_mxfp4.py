@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from backends.deepseek_v4.rows.hadamard import rotate
+from backends.deepseek_v4.rows.missing import zero_missing
 from backends.deepseek_v4.rows.scales import (
     E8M0_NAN,
     FP4_MAX,
@@ -109,7 +110,7 @@ class Mxfp4IndexRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rotated keys [X, dim] in fp32; zeros for negative slots."""
-        return self.take(buffer, slots_X).masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
 
     def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rotated keys [X, dim] in fp32; slots must be 0 or more."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from backends.deepseek_v4.rows.missing import zero_missing
 from backends.deepseek_v4.rows.scales import (
     FP8_MAX,
     block_amax,
@@ -117,7 +118,7 @@ class Fp8KvRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, head_dim] in bf16; zeros for negative slots."""
-        return self.take(buffer, slots_X).masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
 
     def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, head_dim] in bf16; slots must be 0 or more."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from backends.deepseek_v4.rows.missing import zero_missing
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainRows:
@@ -35,9 +37,7 @@ class PlainRows:
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, D] of ``dtype``; zeros for negative slots."""
-        rows = buffer.view(-1, self.width).index_select(0, slots_X.reshape(-1).clamp(min=0))
-        rows = rows.view(*slots_X.shape, self.width)
-        return rows.masked_fill_(slots_X.lt(0).unsqueeze(-1), 0)
+        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
 
     def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, D] of ``dtype``; slots must be 0 or more."""

@@ -29,10 +29,10 @@ class SplitPages:
         end = split + num_rows * self.scale_bytes
         return values, buffer[:, split:end].unflatten(1, (num_rows, self.scale_bytes))
 
-    def _address(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(page, row) of slots, int64; negative slots become the first row of page 0."""
-        safe = slots.clamp(min=0).to(torch.int64)
-        return safe // self.rows_per_page, safe % self.rows_per_page
+    def _address(self, slots_X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(page, row) of slots that are 0 or more, int64."""
+        slots = slots_X.to(torch.int64)
+        return slots // self.rows_per_page, slots % self.rows_per_page
 
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
         """Zeros, uint8 [num_pages, page_bytes]."""
@@ -42,16 +42,13 @@ class SplitPages:
         self, buffer: torch.Tensor, slots_T: torch.Tensor, values_TV: torch.Tensor, scales_TS: torch.Tensor
     ) -> None:
         """Copy value and scale bytes (uint8) into their places; negative slots land in row 0 of page 0."""
-        address = self._address(slots_T)
+        address = self._address(slots_T.clamp(min=0))
         values, scales = self._records(buffer)
         values.index_put_(address, values_TV)
         scales.index_put_(address, scales_TS)
 
     def load(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value bytes [X, value_bytes] and scale bytes [X, scale_bytes].
-
-        Negative slots read row 0 of page 0.
-        """
+        """Value bytes [X, value_bytes] and scale bytes [X, scale_bytes] of slots that are 0 or more."""
         address = self._address(slots_X)
         values, scales = self._records(buffer)
         return values[address], scales[address]

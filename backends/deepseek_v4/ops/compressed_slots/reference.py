@@ -19,11 +19,10 @@ def compressed_slots(
     positive_int("ratio", ratio)
     positive_int("rows_per_page", rows_per_page)
     reqs = expand_requests(reqs_T, positions_T.shape[0])
-    rows = torch.div(positions_T, ratio, rounding_mode="floor")
-    slots = slots_of_rows(rows, reqs, pages_BC, None, rows_per_page)
+    slots = slots_of_rows(positions_T // ratio, reqs, pages_BC, None, rows_per_page)
     return torch.where((positions_T + 1) % ratio == 0, slots, -1)
 
 
 def visible_rows(positions_T: torch.Tensor, ratio: int) -> torch.Tensor:
-    """Number of compressed rows that a query at each position may see, int64: ``(p + 1) // ratio``, at least 0."""
-    return torch.div(positions_T + 1, ratio, rounding_mode="floor").clamp(min=0).to(torch.int64)
+    """Compressed rows that a query at each position may see, int64: ``(p + 1) // ratio``, at least 0."""
+    return ((positions_T + 1) // ratio).clamp(min=0).to(torch.int64)

@@ -5,8 +5,9 @@ A slot is ``page * rows_per_page + row``; -1 means "do not write" or "nothing th
 
 import torch
 
-from backends.deepseek_v4.ops.page_lookup import expand_requests, logical_columns, page_lookup
+from backends.deepseek_v4.ops.page_lookup import expand_requests, page_lookup, request_values
 from specdec.checks import positive_int
+from specdec.errors import MetadataError
 
 
 def slots_of_rows(
@@ -18,13 +19,18 @@ def slots_of_rows(
 ) -> torch.Tensor:
     """Slots (int64) of logical rows of a group; -1 for negative rows and missing pages.
 
-    ``reqs_X`` broadcasts against ``rows_X``; ``base_B`` is the logical page of column 0 (None: full history).
+    ``reqs_X`` broadcasts against ``rows_X``. ``base_B`` is the logical page of column 0, never negative (None:
+    full history); raises MetadataError when it has another number of requests than the table.
     """
-    rows = rows_X.to(torch.int64)
-    logical = torch.div(rows, rows_per_page, rounding_mode="floor")
-    pages = page_lookup(reqs_X, logical_columns(logical, reqs_X, base_B), pages_BC)
-    found = (pages >= 0) & (rows >= 0)
-    return torch.where(found, pages * rows_per_page + rows % rows_per_page, -1)
+    columns = rows_X // rows_per_page
+    if base_B is not None:
+        if base_B.shape[0] != pages_BC.shape[0]:
+            raise MetadataError(
+                f"base_B has {base_B.shape[0]} requests but the block table has {pages_BC.shape[0]}"
+            )
+        columns = columns - request_values(reqs_X, base_B)
+    pages = page_lookup(reqs_X, columns, pages_BC)
+    return torch.where(pages >= 0, pages * rows_per_page + rows_X % rows_per_page, -1)
 
 
 def slot_mapping(
@@ -43,13 +49,12 @@ def slot_mapping(
     base_B        int32 logical page of column 0 for sliding groups, None for full history
     rows_per_page, entry_stride   rows of a page, raw tokens of a row
 
-    Raises MetadataError when ``reqs_T`` cannot be expanded to the positions, ConfigError for
-    sizes below 1.
+    Raises MetadataError when ``reqs_T`` cannot be expanded to the positions, ConfigError for sizes below 1.
     """
     positive_int("rows_per_page", rows_per_page)
     positive_int("entry_stride", entry_stride)
     reqs = expand_requests(reqs_T, positions_T.shape[0])
-    rows = torch.div(positions_T, entry_stride, rounding_mode="floor")
+    rows = positions_T if entry_stride == 1 else positions_T // entry_stride
     return slots_of_rows(rows, reqs, pages_BC, base_B, rows_per_page)
 
 
