@@ -94,7 +94,10 @@ class CacheManager:
         return Reservation(row, first_position, width + in_flight_tokens, draft_reach(num_draft_tokens))
 
     def can_reserve(self, requests: Sequence[Reservation]) -> bool:
-        """Whether all of ``requests``, reserved in this order, would find their pages; changes nothing."""
+        """Whether all of ``requests``, of different rows and reserved in this order, would find their pages.
+
+        Changes nothing.
+        """
         for allocator, drafted in self._groups:
             free = allocator.num_free
             for request in requests:
@@ -113,11 +116,7 @@ class CacheManager:
         """
         first = request.first_position
         for allocator, drafted in self._groups:
-            target = _target(request, drafted)
-            freed, wanted = allocator.shortfall(request.row, first_position=first, target=target)
-            if wanted > allocator.num_free + freed:
-                allocator.num_failed += 1
-                raise allocator.shortage(request.row, wanted)
+            allocator.require(request.row, first_position=first, target=_target(request, drafted))
         for allocator, drafted in self._groups:
             allocator.release_skipped(request.row, first_position=first)
             allocator.acquire(request.row, target=_target(request, drafted))
@@ -169,9 +168,8 @@ class CacheManager:
         changes = []
         for row in self._touched:
             for allocator, _ in self._groups:
-                pages = allocator.row(row)
-                if pages.changed:
-                    pages.changed = False
+                pages = allocator.take_change(row)
+                if pages is not None:
                     changes.append(TableChange(row, allocator.spec.group_id, pages.page_ids, pages.base))
         self._touched.clear()
         return changes

@@ -76,24 +76,24 @@ class PageAllocator:
             return freed, 0
         return freed, max(0, -(-target // self._page_tokens) - base - num_pages)
 
-    def reserve(self, row: int, *, first_position: int, target: int) -> None:
-        """Release what no query from ``first_position`` on can see, then cover positions below ``target``.
-
-        Raises CapacityError, with nothing changed but ``num_failed``, when too few pages are free.
-        """
+    def require(self, row: int, *, first_position: int, target: int) -> None:
+        """Raise CapacityError, and count it, when ``reserve`` would find too few pages; moves nothing."""
         freed, wanted = self.shortfall(row, first_position=first_position, target=target)
         if wanted > len(self._free) + freed:
             self.num_failed += 1
-            raise self.shortage(row, wanted)
+            raise CapacityError(
+                f"{self.spec.group_id}: {wanted} pages wanted for row {row}, "
+                f"{len(self._free) + freed} of {self.num_pages - 1} are free"
+            )
+
+    def reserve(self, row: int, *, first_position: int, target: int) -> None:
+        """Release what no query from ``first_position`` on can see, then cover positions below ``target``.
+
+        Raises CapacityError, with no page moved, when too few pages are free.
+        """
+        self.require(row, first_position=first_position, target=target)
         self.release_skipped(row, first_position=first_position)
         self.acquire(row, target=target)
-
-    def shortage(self, row: int, wanted: int) -> CapacityError:
-        """The error that says how many pages are missing."""
-        return CapacityError(
-            f"{self.spec.group_id}: {wanted} pages wanted for row {row}, "
-            f"{len(self._free)} of {self.num_pages - 1} are free"
-        )
 
     def acquire(self, row: int, *, target: int) -> None:
         """Cover raw positions below ``target``; no-op when they are. The caller has checked the free list."""
@@ -168,6 +168,14 @@ class PageAllocator:
         state = self._rows[row]
         self._free.extend(reversed(state.page_ids[state.num_borrowed :]))
         self._rows[row] = RowPages(changed=True)
+
+    def take_change(self, row: int) -> RowPages | None:
+        """The pages of ``row`` if they changed since the last call, else None."""
+        state = self._rows[row]
+        if not state.changed:
+            return None
+        state.changed = False
+        return state
 
     def check_integrity(self) -> None:
         """Every page but the dummy is free or owned by one row, and every row covers its cursor.
