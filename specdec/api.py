@@ -126,6 +126,7 @@ class TargetSampling(SamplingView, Protocol):
     """
 
     wants_logprobs: bool
+    all_greedy: bool
 
     def adjust(
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor

@@ -24,8 +24,8 @@ class Filters:
         self._floor_B11 = torch.tensor(min_p, dtype=torch.float32, device=device).log_().view(-1, 1, 1)
 
     def apply(self, scores_BNV: torch.Tensor) -> torch.Tensor:
-        """Put -inf where a token is filtered out; ``scores_BNV`` float32 log-weights with maximum 0 per row."""
-        dropped_BNV = scores_BNV < self._floor_B11
+        """float32 log-weights [B, N, V] with -inf where a token is filtered out."""
+        dropped_BNV = scores_BNV < scores_BNV.amax(dim=-1, keepdim=True) + self._floor_B11
         if self._sorts:
             dropped_BNV |= self._beyond_top(scores_BNV)
         return scores_BNV.masked_fill(dropped_BNV, float("-inf"))
@@ -34,10 +34,9 @@ class Filters:
         sorted_BNV, order_BNV = scores_BNV.sort(dim=-1, descending=True, stable=True)
         rank_V = torch.arange(scores_BNV.shape[-1], device=scores_BNV.device)
         beyond_k_BNV = rank_V >= self._top_k_B11
-        mass_BNV = sorted_BNV.double().exp_().masked_fill_(beyond_k_BNV, 0.0)
-        before_BNV = mass_BNV.cumsum(dim=-1) - mass_BNV
-        beyond_p_BNV = before_BNV >= self._top_p_B11 * mass_BNV.sum(dim=-1, keepdim=True)
-        # With top_p = 1 the rounding of the sums must not drop the tail, and the first token always stays.
+        mass_BNV = sorted_BNV.double().masked_fill_(beyond_k_BNV, float("-inf")).softmax(dim=-1)
+        beyond_p_BNV = mass_BNV.cumsum(dim=-1) - mass_BNV >= self._top_p_B11
+        # With top_p = 1 the rounding of the sum must not drop the tail, and the first token always stays.
         beyond_p_BNV &= (self._top_p_B11 < 1) & (rank_V > 0)
         beyond_sorted_BNV = beyond_k_BNV | beyond_p_BNV
         return torch.empty_like(beyond_sorted_BNV).scatter_(-1, order_BNV, beyond_sorted_BNV)

@@ -13,7 +13,9 @@ import torch
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX_A = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_B = 0x94D049BB133111EB - 2**64
-_BELOW_ONE = 1.0 - 2.0**-24
+_SIGN = -(2**63)
+# The largest float32 below 1, over 2**63: no rounding of v reaches 1, where the logarithm would be infinite.
+_TO_UNIT = (1.0 - 2.0**-24) * 2.0**-63
 
 
 class Salt(IntEnum):
@@ -41,21 +43,16 @@ def stream_key(seed: int | None, *, request_id: str, run_seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Mix int64 values; the arithmetic shifts cost at most one bit of entropy each."""
-    x = (x ^ (x >> 30)) * _MIX_A
-    x = (x ^ (x >> 27)) * _MIX_B
-    return x ^ (x >> 31)
-
-
 def row_keys(streams: torch.Tensor, positions: torch.Tensor, salt: Salt | torch.Tensor) -> torch.Tensor:
     """int64 keys of the broadcast of streams, positions and salt (all int64)."""
-    return _mix(streams + (positions * len(Salt) + salt) * _GAMMA)
+    x = streams + (positions * len(Salt) + salt) * _GAMMA
+    return (x ^ (x >> 30)) * _MIX_A
 
 
 def uniforms(keys: torch.Tensor) -> torch.Tensor:
-    """float64 uniforms strictly inside (0, 1), one per int64 key: ``(h + 1/2) / 2**32`` of the upper half."""
-    return ((keys >> 32).to(torch.float64) + (2.0**31 + 0.5)) * 2.0**-32
+    """float64 uniforms strictly inside (0, 1), one per int64 key: ``(h + 1/2) / 2**32`` of a mixed upper half."""
+    mixed = (keys ^ (keys >> 27)) * _MIX_B
+    return ((mixed >> 32).to(torch.float64) + (2.0**31 + 0.5)) * 2.0**-32
 
 
 class VocabularyNoise:
@@ -64,25 +61,27 @@ class VocabularyNoise:
     def __init__(self, vocab_size: int, *, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._words_V = _mix((torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GAMMA) ^ _MIX_B)
+        words_V = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GAMMA
+        words_V = (words_V ^ (words_V >> 30)) * _MIX_A
+        self._words_V = (words_V ^ (words_V >> 27)) * _MIX_B
 
     def exponentials(self, keys: torch.Tensor) -> torch.Tensor:
-        """Independent standard exponentials, float32 [..., V], for int64 ``keys`` [...]; finite and above 0.
-
-        ``E = -log1p(-v)`` with v in (0, 1): small values, which win a race, keep full relative precision.
-        """
-        x = keys.unsqueeze(-1) ^ self._words_V
-        x.mul_(_MIX_A)
-        x.bitwise_xor_(x >> 32)
-        x.mul_(_MIX_B)
-        # The sign bit is dropped rather than shifted away: v = |x| / 2**63 is uniform and costs no integer operation.
-        v = x.to(torch.float32).abs_().mul_(2.0**-63).clamp_(2.0**-64, _BELOW_ONE)
-        return v.neg_().log1p_().neg_()
+        """Independent standard exponentials, float32 [..., V], for int64 ``keys`` [...]; finite and above 0."""
+        return self._negative_exponentials(keys).neg_()
 
     def race(self, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Draw one id per row with probability proportional to ``weights`` [..., V] >= 0: first arrival of E / w.
 
         The same keys with other weights give the same noise, so similar laws mostly agree (the Gumbel-max coupling).
-        A row without any weight gives id 0.
+        Ties give the lowest id; a row without any weight gives id 0.
         """
-        return (weights / self.exponentials(keys)).argmax(dim=-1)
+        return (weights / self._negative_exponentials(keys)).argmin(dim=-1)
+
+    def _negative_exponentials(self, keys: torch.Tensor) -> torch.Tensor:
+        """``log1p(-v)`` with v in (0, 1): small values, which win a race, keep full relative precision."""
+        x = keys.unsqueeze(-1) ^ self._words_V
+        x.mul_(_MIX_A)
+        x.bitwise_xor_(x >> 32)
+        # Setting the sign bit leaves 63 random bits as a negative number; no shift and no negation is needed.
+        x.mul_(_MIX_B).bitwise_or_(_SIGN)
+        return x.to(torch.float32).mul_(_TO_UNIT).log1p_()

@@ -12,7 +12,9 @@ from specdec.penalties import Penalties
 from specdec.sampling_params import SamplingParams
 
 _NO_WEIGHT = float("-inf")
-_COLDEST_INVERSE = 1e-30
+# Keeps products with any temperature finite: 1e30 * 1e6 < 3e38, and -inf times it is still -inf.
+_LARGEST_LOGIT = 1e30
+_SMALLEST_INVERSE = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +50,11 @@ class BatchSampling:
         self.wants_logprobs = any(p.logprobs for p in params)
         self._noise = noise
         self._coupling = coupling
-        self._all_greedy = all(p.greedy for p in params)
+        self.all_greedy = all(p.greedy for p in params)
         self._any_greedy = any(p.greedy for p in params)
         self._streams_B1 = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device).view(-1, 1)
         self._greedy_B11 = torch.tensor([p.greedy for p in params], device=device).view(-1, 1, 1)
-        inverse = [1.0 if p.greedy else max(1.0 / p.temperature, _COLDEST_INVERSE) for p in params]
+        inverse = [1.0 if p.greedy else max(1.0 / p.temperature, _SMALLEST_INVERSE) for p in params]
         self._inverse_temperature_B11 = torch.tensor(inverse, dtype=torch.float32, device=device).view(-1, 1, 1)
         self._filters = None
         if any(p.has_filters for p in params):
@@ -78,12 +80,12 @@ class BatchSampling:
             out_BNV = self._penalties.apply(out_BNV, drafted_BK)
         if self._minimum is not None:
             out_BNV = self._minimum.apply(out_BNV, positions_B)
-        return out_BNV.nan_to_num(nan=_NO_WEIGHT, posinf=torch.finfo(torch.float32).max, neginf=_NO_WEIGHT)
+        return out_BNV.nan_to_num(nan=_NO_WEIGHT, posinf=_LARGEST_LOGIT, neginf=_NO_WEIGHT)
 
     def scores(
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
     ) -> torch.Tensor:
-        """Log-weights of each row's law, maximum 0, -inf for tokens that cannot come; float32 [B, N, V].
+        """Log-weights of each row's law, -inf for tokens that cannot come; float32 [B, N, V].
 
         A greedy request gets a point mass on its most probable token (the lowest id on ties).
         """
@@ -104,10 +106,10 @@ class BatchSampling:
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
     ) -> torch.Tensor:
         """Each row's own token under position-keyed noise, int64 [B, N]: what plain decoding would have drawn."""
-        if self._all_greedy:
+        if self.all_greedy:
             return self.adjust(logits_BNV, drafted_BK, positions_B).argmax(dim=-1)
-        weights_BNV = self.scores(logits_BNV, drafted_BK, positions_B).exp_()
-        return self._noise.race(weights_BNV, self._keys(positions_B, logits_BNV.shape[1], Salt.TARGET))
+        law_BNV = self.law(logits_BNV, drafted_BK, positions_B)
+        return self._noise.race(law_BNV, self._keys(positions_B, logits_BNV.shape[1], Salt.TARGET))
 
     def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
         """Draft one token per request; see ``api.SamplingView.draw``.
@@ -115,7 +117,7 @@ class BatchSampling:
         Penalties count known tokens only, not the drafted tokens before this one: a drafter's law is its own affair.
         """
         logits_BNV = logits_BV.unsqueeze(1)
-        if greedy or self._all_greedy or self._coupling is Coupling.GREEDY:
+        if greedy or self.all_greedy or self._coupling is Coupling.GREEDY:
             return Draft(tokens_B=self.adjust(logits_BNV, None, positions_B).argmax(dim=-1).squeeze(1))
         if self._coupling is Coupling.SHARED:
             return Draft(tokens_B=self.choose(logits_BNV, None, positions_B).squeeze(1))
@@ -161,9 +163,8 @@ class BatchSampling:
         return row_keys(self._streams_B1, positions_BN, int(salt))
 
     def _soften(self, logits_BNV: torch.Tensor) -> torch.Tensor:
-        """Temperature and filters; the maximum goes first so that no temperature can overflow."""
-        best_BN1 = logits_BNV.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
-        scores_BNV = (logits_BNV - best_BN1).mul_(self._inverse_temperature_B11)
+        """Temperature and filters."""
+        scores_BNV = logits_BNV * self._inverse_temperature_B11
         return scores_BNV if self._filters is None else self._filters.apply(scores_BNV)
 
 

@@ -131,9 +131,11 @@ class RejectionVerifier:
         positions_B: torch.Tensor,
     ) -> Verdict:
         """Judge one round; see ``api.Verifier.judge``."""
-        if proposal is None:
-            tokens_BN = sampling.choose(logits_BNV, None, positions_B)
-            return _match_verdict(tokens_BN, logits_BNV, None, sampling, positions_B, self.name)
+        if proposal is None or sampling.all_greedy:
+            # Point masses: the ratio is 1 where a draft is the target's choice and 0 elsewhere.
+            drafted_BK = None if proposal is None else proposal.tokens_BK
+            tokens_BN = sampling.choose(logits_BNV, drafted_BK, positions_B)
+            return _match_verdict(tokens_BN, logits_BNV, proposal, sampling, positions_B, self.name)
         width = logits_BNV.shape[1]
         drafted_BK = _chain(proposal, self.name, width).clamp(0, logits_BNV.shape[2] - 1)
         law_BNV = sampling.law(logits_BNV, drafted_BK, positions_B)
