@@ -72,13 +72,20 @@ class NextnDrafter:
         num_steps = max(limits, default=0)
         if num_steps == 0:
             return None
-        return _proposal(self._draft(inputs, logits_BV, num_steps), limits)
+        limits_B = torch.tensor(limits, dtype=torch.int64, device=logits_BV.device)
+        drafts = self._draft(inputs, logits_BV, limits_B, num_steps)
+        return _proposal(drafts, limits_B)
 
-    def _draft(self, inputs: DraftInput, logits_BV: torch.Tensor, num_steps: int) -> list[Draft]:
+    def _draft(
+        self, inputs: DraftInput, logits_BV: torch.Tensor, limits_B: torch.Tensor, num_steps: int
+    ) -> list[Draft]:
         """Draw token i for position ``seq_lens + 1 + i``; token i is fed at position ``seq_lens + i``."""
         drafts = [self._draw(inputs, logits_BV, offset=1)]
+        # A request that drafts less than the others stays on its last provisional row: it has no page, and maybe
+        # no position, for more, and its committed rows must not be touched.
+        last_step_B = (limits_B - 1).clamp(min=1)
         for step in range(1, num_steps):
-            self._backend.advance_draft_forward_metadata(inputs.seq_lens_B + step)
+            self._backend.advance_draft_forward_metadata(inputs.seq_lens_B + last_step_B.clamp(max=step))
             logits_BV = self._backend.forward(drafts[-1].tokens_B)
             drafts.append(self._draw(inputs, logits_BV, offset=step + 1))
         return drafts
@@ -90,12 +97,12 @@ class NextnDrafter:
         """Nothing to drop: the next catch-up rewrites the draft cache of a reused row."""
 
 
-def _proposal(drafts: list[Draft], limits: list[int]) -> Proposal:
+def _proposal(drafts: list[Draft], limits_B: torch.Tensor) -> Proposal:
     tokens_BK = torch.stack([draft.tokens_B for draft in drafts], dim=1)
     laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
     assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
     return Proposal(
         tokens_BK=tokens_BK,
-        num_drafted_B=torch.tensor(limits, dtype=torch.int64, device=tokens_BK.device),
+        num_drafted_B=limits_B,
         probs_BKV=torch.stack(laws, dim=1) if laws else None,
     )

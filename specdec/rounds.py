@@ -1,0 +1,249 @@
+"""The steps of a round as functions: tensors of a pass from host state, and host values from its results.
+
+Every function takes values and returns a value; only ``commit`` and ``take_drafts`` write, and only to the live
+requests that they are given. Knows nothing of pages, queues or timing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec.api import DraftInput, Proposal, SamplingView, Tables, TargetOutput, Verdict
+from specdec.errors import MetadataError, UnsupportedError
+from specdec.request import FinishReason, LiveRequest
+from specdec.scheduler import Batch
+
+FILLER_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the verifier decided for one emitting request, on the host.
+
+    tokens        the committed tokens: accepted drafts and one more
+    num_accepted  accepted drafts
+    logprobs      of ``tokens``, empty if nobody asked
+    overlap       of target and draft laws per drafted position, or None without draft laws
+    """
+
+    tokens: Sequence[int]
+    num_accepted: int
+    logprobs: Sequence[float]
+    overlap: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one emitting request gained in a round.
+
+    first_length   known tokens before the round
+    drafted        tokens that were verified
+    num_accepted   drafted tokens that the rule accepted, before any stop cut them
+    emitted        tokens that were added to the request
+    is_step        False for the first token after a prompt
+    finish_reason  why the request ended with this round, or None
+    overlap        see ``Judged``
+    """
+
+    live: LiveRequest
+    first_length: int
+    drafted: tuple[int, ...]
+    num_accepted: int
+    emitted: tuple[int, ...]
+    is_step: bool
+    finish_reason: FinishReason | None
+    overlap: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A proposal and how many of its tokens each of its requests took over."""
+
+    proposal: Proposal
+    counts: tuple[int, ...]
+
+
+def pack_tokens(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Token ids of the pass: prompt slices, then newest token and draft of each decode row; int64 [T]."""
+    packed: list[int] = []
+    layout = batch.layout
+    for index, live in enumerate(batch.requests):
+        if batch.is_chunk(index):
+            start = live.num_computed
+            packed.extend(live.tokens[start : start + layout.query_lens[index]])
+        else:
+            packed.append(live.tokens[-1])
+            packed.extend(live.draft)
+    return torch.tensor(packed, dtype=torch.int64, device=device)
+
+
+def block_logits(batch: Batch, logits_RV: torch.Tensor) -> torch.Tensor:
+    """Logits of the emitting requests padded to one width, [B, N, V]; padding repeats a request's last row."""
+    width = max(batch.widths)
+    if min(batch.widths) == width:
+        return logits_RV.view(len(batch.widths), width, -1)
+    rows, start = [], 0
+    for own in batch.widths:
+        rows.append([start + min(j, own - 1) for j in range(width)])
+        start += own
+    return logits_RV[torch.tensor(rows, device=logits_RV.device)]
+
+
+def first_positions(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Position of the first token that each emitting request may get; int64 [B]."""
+    lengths = [len(batch.requests[index].tokens) for index in batch.emitting]
+    return torch.tensor(lengths, dtype=torch.int64, device=device)
+
+
+def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
+    """The last proposal, reordered to the emitting requests; None when nothing is verified."""
+    if drafted is None or max(batch.widths) == 1:
+        return None
+    emitting = [batch.requests[index] for index in batch.emitting]
+    counts = tuple(len(live.draft) for live in emitting)
+    indices = [live.draft_index if live.draft else 0 for live in emitting]
+    proposal = drafted.proposal
+    if counts == drafted.counts and indices == list(range(len(counts))):
+        return proposal
+    index_B = torch.tensor(indices, device=proposal.tokens_BK.device)
+    return Proposal(
+        tokens_BK=proposal.tokens_BK[index_B],
+        num_drafted_B=torch.tensor(counts, dtype=torch.int64, device=index_B.device),
+        probs_BKV=None if proposal.probs_BKV is None else proposal.probs_BKV[index_B],
+    )
+
+
+def read_verdict(batch: Batch, verdict: Verdict) -> list[Judged]:
+    """Bring a verdict to the host in one copy of its integers, and one of its floats if there are any."""
+    accepted_B1 = verdict.num_accepted_B[:, None]
+    lines = torch.cat([accepted_B1, verdict.tokens_BN], dim=1).tolist()
+    logprobs = None if verdict.logprobs_BN is None else verdict.logprobs_BN.tolist()
+    overlap = None if verdict.overlap_BK is None else verdict.overlap_BK.tolist()
+    return [
+        Judged(
+            tokens=line[1 : line[0] + 2],
+            num_accepted=line[0],
+            logprobs=() if logprobs is None else logprobs[b][: line[0] + 1],
+            overlap=None if overlap is None else overlap[b][: batch.widths[b] - 1],
+        )
+        for b, line in enumerate(lines)
+    ]
+
+
+def commit(batch: Batch, judged: Sequence[Judged]) -> list[Committed]:
+    """Advance every request of the pass; tokens go in one by one and nothing goes in after a stop."""
+    committed = []
+    results = dict(zip(batch.emitting, judged, strict=True))
+    for index, live in enumerate(batch.requests):
+        is_chunk = batch.is_chunk(index)
+        if is_chunk:
+            live.num_computed += batch.layout.query_lens[index]
+        if index in results:
+            committed.append(_emit(live, results[index], is_step=not is_chunk))
+    return committed
+
+
+def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
+    first_length = len(live.tokens)
+    drafted, live.draft = tuple(live.draft), ()
+    for token in judged.tokens:
+        live.tokens.append(token)
+        live.finish_reason = live.stops.push(token)
+        if live.finish_reason is not None:
+            break
+    emitted = tuple(live.tokens[first_length:])
+    if is_step:
+        live.num_computed += len(emitted)
+    live.logprobs.extend(judged.logprobs[: len(emitted)])
+    return Committed(
+        live=live,
+        first_length=first_length,
+        drafted=drafted,
+        num_accepted=judged.num_accepted,
+        emitted=emitted,
+        is_step=is_step,
+        finish_reason=live.finish_reason,
+        overlap=judged.overlap,
+    )
+
+
+def draft_input(
+    batch: Batch,
+    output: TargetOutput,
+    *,
+    num_draft_tokens: int,
+    with_histories: bool,
+    sampling: SamplingView,
+    tables: Tables,
+    device: torch.device,
+) -> DraftInput:
+    """What the drafter sees after ``commit``: every row of the pass with the token that follows it."""
+    next_tokens: list[int] = []
+    ends, num_committed, last_tokens, limits = [], [], [], []
+    layout = batch.layout
+    for live, start, length in zip(batch.requests, layout.start_positions, layout.query_lens, strict=True):
+        end = live.num_computed
+        known = live.tokens[start + 1 : start + 1 + length]
+        next_tokens.extend(known)
+        # Rows of rejected tokens have no successor.
+        next_tokens.extend([FILLER_TOKEN] * (length - len(known)))
+        ends.append(end)
+        num_committed.append(end - start)
+        last_tokens.append(live.tokens[end])
+        done = live.finish_reason is not None or live.is_prefilling
+        limits.append(0 if done else min(num_draft_tokens, live.remaining - 1))
+    packed_3B = torch.tensor([num_committed, last_tokens, ends], dtype=torch.int64, device=device)
+    return DraftInput(
+        layout=layout,
+        next_tokens_T=torch.tensor(next_tokens, dtype=torch.int64, device=device),
+        hidden_TD=output.hidden_TD,
+        num_committed_B=packed_3B[0],
+        last_tokens_B=packed_3B[1],
+        seq_lens_B=packed_3B[2],
+        wanted_B=tuple(limit > 0 for limit in limits),
+        max_draft_B=tuple(limits),
+        sampling=sampling,
+        histories=tuple(live.tokens for live in batch.requests) if with_histories else (),
+        tables=tables,
+    )
+
+
+def take_drafts(
+    batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int
+) -> Drafted | None:
+    """Bring a proposal to the host and hand its tokens to the requests that wanted them.
+
+    Raises MetadataError for a proposal that breaks the contract of ``Drafter.propose``, and UnsupportedError
+    for a tree.
+    """
+    if proposal is None:
+        return None
+    if proposal.parents_BK is not None:
+        raise UnsupportedError("the engine verifies chains; the drafter proposed a tree (parents_BK is given)")
+    if len(proposal.tokens_BK) != len(batch.requests):
+        raise MetadataError(
+            f"the drafter proposed for {len(proposal.tokens_BK)} requests, the pass has {len(batch.requests)}"
+        )
+    num_drafted_B1 = proposal.num_drafted_B[:, None]
+    lines = torch.cat([num_drafted_B1, proposal.tokens_BK], dim=1).tolist()
+    counts = []
+    for index, (live, line, limit) in enumerate(zip(batch.requests, lines, limits, strict=True)):
+        draft = line[1 : line[0] + 1] if limit else []
+        _check_draft(live, draft, limit=limit, num_drafted=line[0], vocab_size=vocab_size)
+        live.draft = draft
+        live.draft_index = index
+        counts.append(len(draft))
+    return Drafted(proposal, tuple(counts))
+
+
+def _check_draft(
+    live: LiveRequest, draft: Sequence[int], *, limit: int, num_drafted: int, vocab_size: int
+) -> None:
+    name = live.request.request_id
+    if limit and not (len(draft) == num_drafted <= limit):
+        raise MetadataError(
+            f"request {name}: the drafter proposed {num_drafted} tokens ({len(draft)} given), at most {limit} may be"
+        )
+    if draft and not (0 <= min(draft) <= max(draft) < vocab_size):
+        raise MetadataError(f"request {name}: drafted token ids must lie in 0..{vocab_size - 1}, got {draft}")
