@@ -5,7 +5,7 @@ back from the device. Letters: see ``plan_types``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -54,8 +54,11 @@ def plan_forward(
     raw_T = _tensor(layout.positions + (PAD_POSITION,) * padding, device)
     parts = [_plan_span(span, tables, spec, shape, raw_T) for span in spans]
     return ForwardPlan(
-        layout=layout,
+        mode=layout.mode,
+        num_reqs=num_reqs,
         num_tokens=num_tokens,
+        num_prefill_reqs=layout.num_prefill_reqs,
+        num_prefill_tokens=layout.num_prefill_tokens,
         positions_T=raw_T.clamp(min=0) if padding else raw_T,
         valid_T=raw_T >= 0 if padding else None,
         write_slots=_join([slots for slots, _ in parts]),
@@ -240,9 +243,7 @@ def _segment(
     width = len(queries)
     first, num_tokens = span.first + queries.start, span.num_groups * width
     slots_GK = window_GK[:, queries.start : queries.stop + spec.window_tokens - 1]
-    window_GMK = (slots_GK >= 0).unsqueeze(1)
-    if width > 1:
-        window_GMK = window_GMK & _band(width, spec.window_tokens, raw_T.device)
+    window_GMK = _window_mask(slots_GK, width, spec.window_tokens)
     positions_GM = raw_T[first : first + num_tokens].view(span.num_groups, width)
     is_block = width != span.width
     last_position = span.starts[0] + queries.stop
@@ -252,16 +253,31 @@ def _segment(
             slots_GC = slots_GC[:, : last_position // kind.ratio]
         if slots_GC is not None and slots_GC.shape[1]:
             compressed[kind] = _view(kind, slots_GC, positions_GM, window_GMK, spec)
+    segment = window_segment(slots_GK, first=first, width=width, is_prefill=span.is_prefill, spec=spec)
+    return replace(segment, compressed=compressed)
+
+
+def window_segment(
+    slots_GK: torch.Tensor, *, first: int, width: int, is_prefill: bool, spec: PlanSpec
+) -> Segment:
+    """A segment that sees only the sliding window: ``slots_GK`` [G, W - 1 + width], -1 where there is no row."""
+    window_GMK = _window_mask(slots_GK, width, spec.window_tokens)
     return Segment(
         first=first,
-        last=first + num_tokens,
-        num_groups=span.num_groups,
+        last=first + len(slots_GK) * width,
+        num_groups=len(slots_GK),
         width=width,
-        is_prefill=span.is_prefill,
+        is_prefill=is_prefill,
         window_slots_GK=slots_GK.clamp(min=0),
         window_bias_GQK=_bias(window_GMK, spec.num_heads),
-        compressed=compressed,
+        compressed={},
     )
+
+
+def _window_mask(slots_GK: torch.Tensor, width: int, window: int) -> torch.Tensor:
+    """[G, M, K] (or [G, 1, K] for one query) whether query m meets key k of the window range."""
+    window_GMK = (slots_GK >= 0).unsqueeze(1)
+    return window_GMK if width == 1 else window_GMK & _band(width, window, slots_GK.device)
 
 
 def _band(width: int, window: int, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from backends.deepseek_v4.cache_groups import AttentionKind
 from specdec.cache.spec import CacheGroupSpec
-from specdec.layout import RoundLayout
+from specdec.layout import ForwardMode
 
 # A padded token sits before the first position: it sees nothing, and all its slots are "do not write".
 PAD_POSITION = -1
@@ -150,17 +150,23 @@ class Segment:
 class ForwardPlan:
     """All index tensors of a pass.
 
-    layout       the pass on the host (without padding)
-    num_tokens   packed tokens including padding
-    positions_T  int64; padding has 0
-    valid_T      False for padding; None when there is none
-    write_slots  group id -> int64 [T] slot of each token in the groups of one row per token; -1: do not write
-    boundaries   kind -> tokens that close a compressed row; a kind without one is absent
-    segments     attention work, covering the tokens in order
+    mode                what the pass holds
+    num_reqs            requests including padding
+    num_tokens          packed tokens including padding
+    num_prefill_reqs    leading requests that are prompt chunks
+    num_prefill_tokens  their tokens
+    positions_T         int64; padding has 0
+    valid_T             False for padding; None when there is none
+    write_slots         group id -> int64 [T] slot of each token in the groups of one row per token; -1: do not write
+    boundaries          kind -> tokens that close a compressed row; a kind without one is absent
+    segments            attention work, covering the tokens in order
     """
 
-    layout: RoundLayout
+    mode: ForwardMode
+    num_reqs: int
     num_tokens: int
+    num_prefill_reqs: int
+    num_prefill_tokens: int
     positions_T: torch.Tensor
     valid_T: torch.Tensor | None
     write_slots: Mapping[str, torch.Tensor]

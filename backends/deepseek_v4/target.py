@@ -139,19 +139,28 @@ class DeepseekV4Target:
         ``tokens_T`` int64 [T]. Raises MetadataError for tables that do not fit the layout and CapacityError for
         a pass that is longer than ``PassConfig.fixed_rows`` allow.
         """
-        return self.run(self.plan(layout, tables), tokens_T, hidden_layers=hidden_layers)
+        plan = self.plan(layout, tables)
+        return self.run(plan, tokens_T, logit_rows=layout.logit_rows, hidden_layers=hidden_layers)
 
     @torch.no_grad()
     def run(
-        self, plan: ForwardPlan, tokens_T: torch.Tensor, *, hidden_layers: tuple[int, ...] = ()
+        self,
+        plan: ForwardPlan,
+        tokens_T: torch.Tensor,
+        *,
+        logit_rows: tuple[int, ...],
+        hidden_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Run a planned pass. ``tokens_T`` int64 has the tokens of the layout, or of every planned row."""
+        """Run a planned pass. ``tokens_T`` int64 has the tokens of the layout, or of every planned row.
+
+        ``logit_rows`` are the packed tokens whose logits are returned, ascending.
+        """
         num_tokens = len(tokens_T)
         if num_tokens < plan.num_tokens:
             tokens_T = torch.nn.functional.pad(tokens_T, (0, plan.num_tokens - num_tokens))
         streams_TSD, kept = self._layers(plan, tokens_T, hidden_layers)
         hidden_TD = torch.cat([state[:num_tokens] for state in kept], dim=1) if kept else None
-        return TargetOutput(logits_RV=self._logits(plan, streams_TSD), hidden_TD=hidden_TD)
+        return TargetOutput(logits_RV=self._logits(streams_TSD, logit_rows), hidden_TD=hidden_TD)
 
     def _layers(
         self, plan: ForwardPlan, tokens_T: torch.Tensor, hidden_layers: tuple[int, ...]
@@ -171,12 +180,11 @@ class DeepseekV4Target:
                 states[i] = streams_TSD.flatten(1)
         return streams_TSD, [states[layer] for layer in wanted]
 
-    def _logits(self, plan: ForwardPlan, streams_TSD: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [R, V] of the rows that the layout asks for."""
-        rows = plan.layout.logit_rows
+    def _logits(self, streams_TSD: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+        """Logits float32 [R, V] of the packed tokens ``rows``."""
+        if len(rows) == len(streams_TSD):
+            return self.model.logits(streams_TSD)
+        index_R = torch.tensor(rows, dtype=torch.int64, device=streams_TSD.device)
         if self.passes.batch_invariant:
-            return self.model.logits(streams_TSD)[list(rows)]
-        if len(rows) != len(streams_TSD):
-            index_R = torch.tensor(rows, dtype=torch.int64, device=streams_TSD.device)
-            streams_TSD = streams_TSD.index_select(0, index_R)
-        return self.model.logits(streams_TSD)
+            return self.model.logits(streams_TSD).index_select(0, index_R)
+        return self.model.logits(streams_TSD.index_select(0, index_R))

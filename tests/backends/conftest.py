@@ -11,8 +11,9 @@ from backends.deepseek_v4.config import DeepseekV4Config, YarnScaling
 from backends.deepseek_v4.dense import dense_forward
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.target import DeepseekV4Target, PassConfig
+from backends.nextn.dense import dense_nextn
 from backends.nextn.model import NextNModel
-from specdec.api import GroupTable, TargetOutput
+from specdec.api import Draft, DraftInput, GroupTable, TargetOutput
 from specdec.cache.spec import CacheGroupSpec
 from specdec.layout import RoundLayout
 
@@ -90,6 +91,13 @@ def shuffled_tables(
     return tables
 
 
+class GreedyView:
+    """Sampling view that takes the most likely token."""
+
+    def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
+        return Draft(tokens_B=logits_BV.argmax(dim=1))
+
+
 @dataclass
 class PagedWorld:
     """A target over shuffled pages; rows 0..3 may be used."""
@@ -118,6 +126,44 @@ class PagedWorld:
         tokens_T = torch.tensor([t for _, _, tokens in chunks for t in tokens])
         target = self.target if target is None else target
         return target.forward(layout, tokens_T, self.tables(layout), hidden_layers=hidden_layers)
+
+    def draft_input(
+        self,
+        chunks: Sequence[tuple[int, int, Sequence[int]]],
+        next_tokens: Sequence[int],
+        hidden_TD: torch.Tensor | None,
+        *,
+        num_committed: Sequence[int],
+        wanted: bool = True,
+        extra: int = 8,
+    ) -> DraftInput:
+        """What a drafter gets after a pass over (row, start position, tokens)."""
+        layout = layout_of_chunks(chunks)
+        committed_B = torch.tensor(num_committed)
+        starts_B = torch.tensor(layout.start_positions)
+        next_T = torch.tensor(list(next_tokens))
+        newest_B = torch.tensor(layout.query_starts[:-1]) + committed_B - 1
+        return DraftInput(
+            layout=layout,
+            next_tokens_T=next_T,
+            hidden_TD=hidden_TD,
+            num_committed_B=committed_B,
+            last_tokens_B=next_T[newest_B],
+            seq_lens_B=starts_B + committed_B,
+            wanted_B=(wanted,) * layout.num_reqs,
+            max_draft_B=(8,) * layout.num_reqs,
+            sampling=GreedyView(),
+            histories=(),
+            tables=self.tables(layout, extra=extra),
+        )
+
+    def dense_nextn_logits(self, tokens: Sequence[int], depth: int) -> list[torch.Tensor]:
+        """Draft logits [L - 1, V] of every depth for a text, teacher-forced."""
+        with torch.no_grad():
+            streams = self.dense_streams(tokens)[None, :-1]
+            following = torch.tensor([list(tokens[1:])])
+            outputs = dense_nextn(self.nextn, self.target.model.embed, streams, following, depth=depth)
+            return [self.nextn.logits(out[0], self.target.model.head) for out in outputs]
 
     def dense_logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits [L, V] of a text by the whole-sequence forward."""
