@@ -38,7 +38,6 @@ _OPTIONAL = (
     "rope_theta",
     "compress_rope_theta",
     "max_position_embeddings",
-    "bos_token_id",
 )
 # Settings of which the mathematics knows one value only; absent means that value.
 _FIXED = {
@@ -66,7 +65,7 @@ def read_fields(raw: Mapping[str, object]) -> tuple[dict[str, object], dict[str,
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing (conf: {WHERE})")
     fields = {key: raw[key] for key in (*_REQUIRED, *_OPTIONAL) if raw.get(key) is not None}
-    fields["bos_token_id"] = raw.get("bos_token_id")
+    fields["bos_token_id"] = raw.get("bos_token_id", 0)
     fields["eos_token_ids"] = _eos(raw.get("eos_token_id", 1))
     fields["swiglu_limit"] = raw.get("swiglu_limit") or 0.0
     fields["compress_ratios"] = _ratios(raw)

@@ -4,6 +4,7 @@ Three ways to evaluate the same routed sum differ only in speed; the caller may 
 """
 
 from enum import Enum
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ class Experts(nn.Module):
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, path: ExpertPath | None = None
     ) -> torch.Tensor:
         """Weighted sum [..., D] of the chosen experts' outputs; ``path`` None picks by device, gradient and size."""
-        flat, flat_ids, flat_weights = x.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
+        flat, flat_ids, flat_weights = (each.reshape(-1, each.shape[-1]) for each in (x, ids, weights))
         path = self._default_path(flat, flat_ids) if path is None else path
         run = {
             ExpertPath.ALL: self._all,
@@ -127,14 +128,18 @@ class Experts(nn.Module):
         return (self.w2[ids] @ active.unsqueeze(-1)).squeeze(-1).sum(1)
 
     def _looped(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros_like(x)
-        for expert in ids.unique().tolist():
-            tokens, slots = torch.where(ids == expert)
-            part = x[tokens]
-            active = expert_activation(F.linear(part, self.w1[expert]), F.linear(part, self.w3[expert]), self.limit)
-            active = active * weights[tokens, slots].unsqueeze(-1).to(x.dtype)
-            out.index_add_(0, tokens, F.linear(active, self.w2[expert]))
-        return out
+        if x.shape[0] == 0:
+            return torch.zeros_like(x)
+        order = ids.flatten().argsort(stable=True)
+        tokens = order // ids.shape[-1]
+        counts = torch.bincount(ids.flatten(), minlength=self.w1.shape[0]).tolist()
+        spans = [(e, end - n, end) for e, (n, end) in enumerate(zip(counts, accumulate(counts), strict=True)) if n]
+        rows = x[tokens]
+        gate = torch.cat([F.linear(rows[a:b], self.w1[e]) for e, a, b in spans])
+        up = torch.cat([F.linear(rows[a:b], self.w3[e]) for e, a, b in spans])
+        active = expert_activation(gate, up, self.limit) * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+        down = torch.cat([F.linear(active[a:b], self.w2[e]) for e, a, b in spans])
+        return torch.zeros_like(x).index_add_(0, tokens, down)
 
 
 class SharedExpert(nn.Module):
