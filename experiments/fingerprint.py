@@ -6,6 +6,7 @@ Equal fingerprints mean that a finished run need not be done again.
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,15 +20,31 @@ IRRELEVANT = ("logger", "require_lossless", "shard")
 BASELINE_KEYS = ("target", "workload", "sampling", "verifier", "engine")
 
 
-def run_key(config: Mapping[str, object], checkpoint: str, prompts: str, code: str) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Hashes of what a run reads besides its configuration; ``checkpoint`` is empty without one."""
+
+    checkpoint: str
+    prompts: str
+    code: str
+
+
+def inputs_of(checkpoint: Path | None, prompts: str) -> Inputs:
+    """Hashes for a checkpoint folder and the hash of a prompt set."""
+    return Inputs(
+        checkpoint="" if checkpoint is None else checkpoint_hash(checkpoint), prompts=prompts, code=code_hash()
+    )
+
+
+def run_key(config: Mapping[str, object], inputs: Inputs) -> str:
     """Name of the folder of a run: a hash of its configuration, checkpoint, prompt set and code."""
     kept = {name: value for name, value in config.items() if name not in IRRELEVANT}
-    return _digest([_without_ignored(kept), checkpoint, prompts, code])
+    return _digest([_without_ignored(kept), asdict(inputs)])
 
 
-def baseline_key(config: Mapping[str, object], checkpoint: str, prompts: str, code: str) -> str:
+def baseline_key(config: Mapping[str, object], inputs: Inputs) -> str:
     """Name of the baseline that every run of the same target, workload, sampling, verifier and engine shares."""
-    return _digest([{name: config[name] for name in BASELINE_KEYS}, checkpoint, prompts, code])
+    return _digest([{name: config[name] for name in BASELINE_KEYS}, asdict(inputs)])
 
 
 def _without_ignored(config: Mapping[str, object]) -> dict[str, object]:

@@ -58,10 +58,10 @@ def setting(
 class TargetSchema:
     """Which model verifies, and how its caches are stored.
 
-    ``_target_`` names a function of experiments.build.TargetRequest that returns a LoadedTarget.
+    ``_target_`` names a function from experiments.targets.TargetRequest to experiments.targets.LoadedTarget.
     """
 
-    _target_: str = "experiments.build.load_deepseek_v4"
+    _target_: str = "experiments.deepseek_v4.load"
     checkpoint: str = "embedded"
     cache_dtype: str = setting("fp32", choices=CACHE_DTYPES)
     indexer_dtype: str | None = setting(None, choices=INDEXER_DTYPES)
@@ -130,7 +130,7 @@ class SamplingSchema:
     top_k: int = setting(0, low=-1)
     top_p: float = setting(1.0, low=0, high=1)
     min_p: float = setting(0.0, low=0, high=1)
-    seed: int = setting(0, low=-(2**63), high=2**63 - 1)
+    seed: int = setting(0, low=0)
     max_new_tokens: int = setting(128, low=1)
     min_new_tokens: int = setting(0, low=0)
     stop: list[str] = field(default_factory=list)

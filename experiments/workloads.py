@@ -171,3 +171,11 @@ def _check_fields(record: Mapping[str, object], where: str) -> None:
                 raise WorkloadError(f"{where}: unknown field {name!r}; nearest: {close[0]}")
         elif not rule.holds(value):
             raise WorkloadError(f"{where}: {name} must be {rule.allowed}, got {value!r}")
+
+
+def workload_of(settings: Mapping[str, object]) -> Workload:
+    """The workload of the ``workload`` group's settings; raises WorkloadError."""
+    path = Path(str(settings["path"])) if "path" in settings else BUILTIN_PATH
+    limit = settings["limit"]
+    assert limit is None or isinstance(limit, int), "the schema checks the type"
+    return load_workload(str(settings["name"]), path, limit=limit)

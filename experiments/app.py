@@ -1,0 +1,262 @@
+"""App: from a command line to checked jobs in Hydra's launchers; knows nothing of what a job does.
+
+Hydra composes, names the folders and launches. Added here: the whole grid is composed and checked before the first
+job starts, finished jobs are not started again, a failing job does not end the others, and a mistake is one line.
+"""
+
+import os
+import secrets
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import hydra
+from hydra import version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments import mistakes, schemas
+from experiments.run_folder import failure_of, status_of
+from specdec.errors import ConfigError, SpecDecError
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+VERSION_BASE = "1.3"
+EXIT_MISTAKE = 2
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job of the grid: its command-line overrides, its composed configuration, and its folder."""
+
+    overrides: tuple[str, ...]
+    config: DictConfig
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """What a Hydra application does.
+
+    name     of the command, for Hydra's own messages
+    config   of the primary configuration in conf/
+    run      does one job, given its configuration without the ``hydra`` node
+    check    raises SpecDecError for a configuration that cannot work, before any job starts
+    key      names the folder of a sweep's job
+    is_done  whether the job of this folder need not run again
+    """
+
+    name: str
+    config: str
+    run: Callable[[DictConfig], object]
+    check: Callable[[DictConfig], None]
+    key: Callable[[DictConfig], str]
+    is_done: Callable[[Path], bool]
+
+    def main(self, arguments: Sequence[str]) -> int:
+        """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
+        schemas.register()
+        self._register_resolvers()
+        try:
+            return self._dispatch(list(arguments))
+        except SpecDecError as error:
+            return _complain(error)
+        except (HydraException, OmegaConfBaseException) as error:
+            return _complain(mistakes.explain(error))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+
+    def _register_resolvers(self) -> None:
+        OmegaConf.register_new_resolver("run_suffix", _run_suffix, use_cache=True, replace=True)
+
+        def run_key(*, _root_: DictConfig) -> str:
+            return self.key(without_hydra(_root_))
+
+        OmegaConf.register_new_resolver("run_key", run_key, replace=True)
+
+    def _dispatch(self, arguments: list[str]) -> int:
+        args = _parser().parse_args(arguments)
+        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+            return self._delegate(arguments)
+        version.setbase(VERSION_BASE)
+        try:
+            application = _create(self.name, args)
+            return self._launch(application, args.config_name or self.config, args)
+        finally:
+            GlobalHydra.instance().clear()
+
+    def _delegate(self, arguments: list[str]) -> int:
+        """Let Hydra answer what starts no job: help, printed configuration, completion."""
+        sys.argv[1:] = arguments
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # so that mistakes reach ``main`` instead of Hydra's own printer
+        hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name=self.config)(self.run)()
+        return 0
+
+    def _launch(self, application: Hydra, config_name: str, args: Namespace) -> int:
+        overrides = list(args.overrides)
+        mode = application.get_mode(config_name=config_name, overrides=overrides)
+        if args.multirun or mode == RunMode.MULTIRUN:
+            return self._sweep(application, config_name, [*overrides, "hydra.mode=MULTIRUN"])
+        return self._single(application, config_name, [*overrides, "hydra.mode=RUN"])
+
+    def _single(self, application: Hydra, config_name: str, overrides: list[str]) -> int:
+        composed = application.compose_config(
+            config_name=config_name, overrides=overrides, run_mode=RunMode.RUN, with_log_configuration=False
+        )
+        self.check(without_hydra(composed))
+        capture = Capture(self.run)
+        application.run(config_name=config_name, task_function=capture, overrides=overrides)
+        if capture.error is None:
+            return 0
+        if isinstance(capture.error, SpecDecError):
+            return _complain(capture.error, EXIT_FAILED)
+        raise capture.error
+
+    def _sweep(self, application: Hydra, config_name: str, overrides: list[str]) -> int:
+        base = application.compose_config(
+            config_name=config_name, overrides=overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=True
+        )
+        jobs = self._grid(application, base)
+        waiting = _first_of_each_folder([job for job in jobs if not self.is_done(job.folder)])
+        skipped = len(jobs) - len(waiting)
+        if skipped:
+            print(f"{skipped} of {len(jobs)} jobs are done already", file=sys.stderr)
+        if waiting:
+            self._start(application, base, waiting)
+        return _report_failures([job for job in jobs if not self.is_done(job.folder)])
+
+    def _grid(self, application: Hydra, base: DictConfig) -> list[Job]:
+        """Every job of the sweep that belongs to this shard, composed; raises before anything has run."""
+        wanted = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]
+        wanted += list(base.hydra.overrides.task)
+        parsed = OverridesParser.create(config_loader=application.config_loader).parse_overrides(wanted)
+        (grid,) = BasicSweeper.split_arguments(parsed, None)
+        share = shard_of(base.get("shard"))
+        return [self._compose(application, base, lines) for lines in grid[share]]
+
+    def _compose(self, application: Hydra, base: DictConfig, overrides: Sequence[str]) -> Job:
+        config = application.config_loader.load_sweep_config(base, list(overrides))
+        self.check(without_hydra(config))
+        folder = Path(config.hydra.sweep.dir) / self.key(without_hydra(config))
+        return Job(overrides=tuple(overrides), config=config, folder=folder)
+
+    def _start(self, application: Hydra, base: DictConfig, jobs: Sequence[Job]) -> None:
+        sweep_dir = Path(base.hydra.sweep.dir)
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(base, sweep_dir / "multirun.yaml")
+        context = HydraContext(config_loader=application.config_loader, callbacks=Callbacks(base))
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=Capture(self.run), config=base
+        )
+        returns: Sequence[JobReturn] = launcher.launch([job.overrides for job in jobs], initial_job_idx=0)
+        assert len(returns) == len(jobs), "a launcher returns one result a job"
+
+
+class Capture:
+    """Calls a job and keeps its error, so that the jobs after it still run; an interrupt passes through."""
+
+    def __init__(self, run: Callable[[DictConfig], object]) -> None:
+        self._run = run
+        self.error: BaseException | None = None
+
+    def __call__(self, config: DictConfig) -> None:
+        self.error = None
+        with _Keep(self):
+            self._run(config)
+
+
+class _Keep(AbstractContextManager):
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt):
+            return False
+        self._capture.error = error
+        return True
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """The configuration of the job alone; shares nothing with ``config``."""
+    copied = config.copy()
+    if "hydra" in copied:
+        OmegaConf.set_readonly(copied, False)
+        with open_dict(copied):
+            del copied["hydra"]
+    return copied
+
+
+def shard_of(text: str | None) -> slice:
+    """The jobs of part i of n, given as ``i/n`` counted from 0; everything for None. Raises ConfigError."""
+    if text is None:
+        return slice(None)
+    index, slash, count = str(text).partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(f"shard must be i/n with 0 <= i < n, such as 0/4, got {text!r}")
+    return slice(int(index), None, int(count))
+
+
+def _run_suffix() -> str:
+    return secrets.token_hex(3)
+
+
+def _first_of_each_folder(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs that differ only in what does not matter to them are one run."""
+    return list({job.folder: job for job in reversed(jobs)}.values())[::-1]
+
+
+def _report_failures(jobs: Sequence[Job]) -> int:
+    if not jobs:
+        return 0
+    print(f"error: {len(jobs)} jobs did not finish:", file=sys.stderr)
+    for job in jobs:
+        reason = failure_of(job.folder) or status_of(job.folder).value
+        print(f"  {job.folder}  {' '.join(job.overrides)}  {reason}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _complain(error: SpecDecError, code: int = EXIT_MISTAKE) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> ArgumentParser:
+    parser = get_args_parser()
+
+    def refuse(message: str) -> None:
+        raise ConfigError(f"{message} (settings are KEY=VALUE; --help lists them)")
+
+    parser.error = refuse  # argparse would print its usage over several lines
+    return parser
+
+
+def _create(name: str, args: Namespace) -> Hydra:
+    search_path = create_automatic_config_search_path(None, None, args.config_path or str(CONF))
+    if args.config_dir is not None:
+        folder = Path(args.config_dir).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {args.config_dir} is not a folder")
+        search_path.prepend(
+            provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
+        )
+    return Hydra.create_main_hydra2(task_name=name, config_search_path=search_path)
+

@@ -1,0 +1,200 @@
+"""From configuration to live objects: the only file that puts target, drafter, verifier and engine together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import torch
+
+from experiments.checkpoints import folder_of
+from experiments.targets import LoadedTarget, TargetRequest
+from experiments.workloads import Row, Workload
+from specdec.api import DrafterConfig, DraftSetup, Verifier
+from specdec.engine import Engine
+from specdec.engine_config import EngineConfig, plan_cache
+from specdec.errors import ConfigError, WorkloadError
+from specdec.sampling_params import SamplingParams
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PLAIN_DRAFTER = {"_target_": "drafters.none.NoneConfig"}
+Config = Mapping[str, Any]
+Reference = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a configuration asks for, checked, before any model is loaded.
+
+    drafter   configuration of the drafter
+    verifier  the rule
+    engine    sizes of the engine
+    sampling  of each row of the workload, in order
+    """
+
+    drafter: DrafterConfig
+    verifier: Verifier
+    engine: EngineConfig
+    sampling: tuple[SamplingParams, ...]
+
+
+def check_parts(config: Config, workload: Workload) -> Parts:
+    """Make everything that needs no model; raises SpecDecError for what cannot work."""
+    device_of(config)
+    return Parts(
+        drafter=drafter_config(config["drafter"]),
+        verifier=instantiate(config["verifier"], "verifier").build(),
+        engine=engine_config(config),
+        sampling=tuple(sampling_params(config["sampling"], row) for row in workload.rows),
+    )
+
+
+def instantiate(node: Config, key: str) -> Any:
+    """Call ``node._target_`` with the node's other settings and its ``params``; raises ConfigError."""
+    maker = locate(node["_target_"], f"{key}._target_")
+    arguments = {name: value for name, value in node.items() if name not in ("_target_", "params")}
+    if arguments.get("num_draft_tokens", 0) is None:
+        del arguments["num_draft_tokens"]
+    arguments |= node.get("params") or {}
+    try:
+        signature(maker).bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(signature(maker).parameters) or "nothing"
+        raise ConfigError(f"{node['_target_']}: {error}; it takes {takes} (conf: {key}.params)") from None
+    return maker(**{name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()})
+
+
+def locate(path: str, key: str) -> Any:
+    """The object that an importable path such as ``package.module.Name`` names; raises ConfigError."""
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{key} must be an importable path such as package.module.Name, got {path!r}")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{key}: cannot import {module_name}: {error}") from None
+    if name not in vars(module):
+        raise ConfigError(f"{key}: module {module_name} has no {name}")
+    return vars(module)[name]
+
+
+def drafter_config(node: Config) -> DrafterConfig:
+    """The drafter's own configuration object; raises ConfigError for one that does not offer the seam."""
+    config = instantiate(node, "drafter")
+    missing = [name for name in ("num_draft_tokens", "needs", "build") if name not in dir(config)]
+    if missing:
+        raise ConfigError(f"{node['_target_']} is no drafter configuration: it has no {', '.join(missing)}")
+    return config
+
+
+def with_references(config: DrafterConfig, references: Sequence[Reference] | None) -> DrafterConfig:
+    """A drafter that replays known text (it has a field ``references``) is given the baseline's."""
+    if not is_dataclass(config) or "references" not in {spec.name for spec in fields(config)}:
+        return config
+    if references is None:
+        raise ConfigError("this drafter replays the baseline's output, and baseline=off leaves none (conf: baseline)")
+    return replace(config, references=tuple(references))
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """The engine's settings; the run's seed comes from ``sampling.seed``."""
+    node = config["engine"]
+    return EngineConfig(
+        max_batch=node["max_batch"],
+        max_context=node["max_context"],
+        prefill_chunk=node["prefill_chunk"],
+        num_pages=node["num_pages"],
+        batch_invariant=node["batch_invariant"],
+        fixed_rows=node["fixed_rows"],
+        seed=config["sampling"]["seed"],
+    )
+
+
+def sampling_params(node: Config, row: Row) -> SamplingParams:
+    """How a row samples; without a seed of its own it derives one from the run's seed and its id."""
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in node.items() if name != "seed"}
+    try:
+        return SamplingParams(**{**settings, **row.overrides})
+    except ConfigError as error:
+        if not row.overrides:
+            raise
+        raise WorkloadError(f"row {row.id!r}: {error}") from None
+
+
+def device_of(config: Config) -> torch.device:
+    """``engine.device``, or cuda where there is one; raises ConfigError for a device that is not there."""
+    name = config["engine"]["device"]
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu" or (name.partition(":")[0] == "cuda" and torch.cuda.is_available()):
+        return torch.device(name)
+    offered = "cpu or cuda" if torch.cuda.is_available() else "cpu (no GPU was found)"
+    raise ConfigError(f"engine.device must be {offered}, got {name!r}")
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    """``engine.dtype``, or fp32 on a CPU and bf16 on a GPU."""
+    name = config["engine"]["dtype"]
+    if name is None:
+        return torch.float32 if device_of(config).type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+def load_target(config: Config) -> LoadedTarget:
+    """Load the target of a configuration; raises SpecDecError."""
+    node = config["target"]
+    load = locate(node["_target_"], "target._target_")
+    cache_dtype = node["cache_dtype"]
+    follows = "fp8" if cache_dtype == "fp8" else "plain"
+    return load(
+        TargetRequest(
+            folder=folder_of(node["checkpoint"]),
+            cache_dtype=cache_dtype,
+            indexer_dtype=node["indexer_dtype"] or follows,
+            device=device_of(config),
+            dtype=dtype_of(config),
+            batch_invariant=config["engine"]["batch_invariant"],
+            fixed_rows=config["engine"]["fixed_rows"],
+            params=node["params"],
+        )
+    )
+
+
+class EngineMaker:
+    """Makes one engine after the other over the same caches: timing repeats differ in nothing but the clock."""
+
+    def __init__(self, loaded: LoadedTarget, drafter: DrafterConfig, verifier: Verifier, config: EngineConfig) -> None:
+        self._loaded, self._drafter, self._verifier, self._config = loaded, drafter, verifier, config
+        self.max_context = config.context_limit(loaded.max_context)
+        self._draft_groups = loaded.draft_groups if drafter.needs.draft_backend else ()
+        plan = plan_cache(
+            loaded.cache_groups,
+            config,
+            max_context=self.max_context,
+            num_draft_tokens=drafter.num_draft_tokens,
+            draft_groups=[spec.group_id for spec in self._draft_groups],
+        )
+        self._served = loaded.serve(plan.num_pages, max_context=self.max_context, max_batch=config.max_batch)
+
+    def __call__(self) -> Engine:
+        """A fresh engine with a fresh drafter."""
+        target = self._served.target
+        setup = DraftSetup(
+            device=target.device,
+            vocab_size=target.vocab_size,
+            max_batch=self._config.max_batch,
+            max_context=self.max_context,
+            draft_backend=self._served.draft_backend,
+        )
+        tokenizer = self._loaded.tokenizer
+        return Engine(
+            target,
+            self._drafter.build(setup),
+            self._verifier,
+            self._config,
+            self._loaded.eos_ids,
+            None if tokenizer is None else tokenizer.decode,
+            bos_id=self._loaded.bos_id,
+            draft_groups=self._draft_groups,
+        )

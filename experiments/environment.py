@@ -1,0 +1,88 @@
+"""The environment of a run: versions, device, code and inputs; what must agree before two runs are compared."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from experiments.fingerprint import Inputs
+from specdec import __version__
+
+PACKAGES = ("torch", "numpy", "hydra-core", "tokenizers", "safetensors", "transformers", "triton")
+# Two runs of one code hash are comparable whatever commit they were started from.
+NOT_COMPARED = ("git_commit",)
+
+
+def use_threads(threads: int | None) -> int:
+    """Let torch use this many threads, or as many as the process has cores; returns the number."""
+    count = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    return count
+
+
+def environment_of(
+    *, device: torch.device, dtype: torch.dtype, threads: int, seed: int, inputs: Inputs
+) -> dict[str, object]:
+    """Content of ``env.json``."""
+    return {
+        "specdec": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": threads,
+        "seed": seed,
+        "checkpoint_hash": inputs.checkpoint,
+        "prompt_set_hash": inputs.prompts,
+        "code_hash": inputs.code,
+        "git_commit": _git_commit(),
+    }
+
+
+def disagreement(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
+    """The first entry in which two environments differ, in words; None when the runs can be compared."""
+    for name in (name for name in {**ours, **theirs} if name not in NOT_COMPARED):
+        if ours.get(name) != theirs.get(name):
+            return f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _git_commit() -> str | None:
+    """Commit of the checkout that the code lies in, with a mark when files differ from it; None outside of one."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

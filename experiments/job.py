@@ -1,0 +1,216 @@
+"""Worker: does one run after the other, each in its folder, with its baseline; knows nothing of Hydra's launching."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+
+from experiments import baseline as baselines
+from experiments.baseline import Baseline
+from experiments.build import (
+    PLAIN_DRAFTER,
+    Config,
+    EngineMaker,
+    Parts,
+    check_parts,
+    device_of,
+    drafter_config,
+    dtype_of,
+    load_target,
+    with_references,
+)
+from experiments.checkpoints import folder_of
+from experiments.compact import compact
+from experiments.decode import Conversation, Decoded, decode
+from experiments.environment import environment_of, use_threads
+from experiments.fingerprint import baseline_key, inputs_of
+from experiments.lossless import NotLosslessError, judge, require
+from experiments.records import output_record, step_record
+from experiments.run_folder import FolderLock, RunFolder
+from experiments.summary import Run, summarise
+from experiments.table import show
+from experiments.targets import LoadedTarget
+from experiments.workloads import Workload, workload_of
+from specdec.errors import ConfigError
+from specdec.request import RequestOutput
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """Everything of a run that is known before a model is loaded.
+
+    environment  content of env.json
+    shared_name  name of the baseline among those that a sweep shares
+    """
+
+    config: Config
+    workload: Workload
+    parts: Parts
+    environment: Mapping[str, object]
+    shared_name: str
+
+
+def check_job(config: Config, parts: Parts) -> None:
+    """Raise ConfigError for settings that contradict each other."""
+    if config["require_lossless"] and not parts.verifier.lossless:
+        raise ConfigError(f"require_lossless=true, and the verifier {parts.verifier.name} is lossy (conf: verifier)")
+    if config["baseline"] == baselines.OFF:
+        with_references(parts.drafter, None)
+    elif config["baseline"] != baselines.AUTO:
+        baselines.given_baseline(config["baseline"])
+
+
+class Worker:
+    """Keeps the target of the last run, so that a sweep loads it once."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[str, LoadedTarget] | None = None
+
+    def run(self, config: Config, folder: Path, *, shared_baselines: Path | None = None) -> dict[str, object]:
+        """Do a run in ``folder`` and print its table; returns its summary.
+
+        shared_baselines  where a sweep keeps baselines; None: in the sub-folder ``baseline`` of ``folder``
+
+        Raises SpecDecError, and whatever a drafter raises; status.json then says ``failed``.
+        """
+        with FolderLock(folder, wait=False), RunFolder(folder) as out:
+            setting = self._setting(config)
+            _begin(out, setting)
+            loaded = self._target(setting)
+            plain = self._baseline(setting, loaded, folder, shared_baselines)
+            summary = _decode_into(out, setting, loaded, plain)
+            show(summary, folder)
+            if config["require_lossless"]:
+                require(judgement_of(summary))
+            return summary
+
+    def _setting(self, config: Config) -> Setting:
+        workload = workload_of(config["workload"])
+        parts = check_parts(config, workload)
+        check_job(config, parts)
+        inputs = inputs_of(folder_of(config["target"]["checkpoint"]), workload.hash)
+        environment = environment_of(
+            device=device_of(config),
+            dtype=dtype_of(config),
+            threads=use_threads(config["engine"]["threads"]),
+            seed=config["sampling"]["seed"],
+            inputs=inputs,
+        )
+        return Setting(
+            config=config,
+            workload=workload,
+            parts=parts,
+            environment=environment,
+            shared_name=baseline_key(config, inputs),
+        )
+
+    def _target(self, setting: Setting) -> LoadedTarget:
+        """The target of a run, loaded unless the last run had the same."""
+        wanted = json.dumps(
+            [setting.config["target"], setting.config["engine"], setting.environment["checkpoint_hash"]]
+        )
+        if self._loaded is None or self._loaded[0] != wanted:
+            self._loaded = None  # the old weights go before the new ones come
+            self._loaded = (wanted, load_target(setting.config))
+        return self._loaded[1]
+
+    def _baseline(
+        self, setting: Setting, loaded: LoadedTarget, folder: Path, shared: Path | None
+    ) -> Baseline | None:
+        """The plain run to compare with, made now if there is none yet."""
+        choice = setting.config["baseline"]
+        if choice == baselines.OFF:
+            return None
+        if choice != baselines.AUTO:
+            given = baselines.given_baseline(choice)
+            reason = baselines.unusable(given, setting.config, setting.environment)
+            if reason is not None:
+                raise ConfigError(f"baseline: {choice} cannot be compared with this run: {reason}")
+            return baselines.read_baseline(given)
+        place = folder / baselines.SUB_FOLDER if shared is None else shared / setting.shared_name
+        with FolderLock(place, wait=True):
+            if baselines.unusable(place, setting.config, setting.environment) is not None:
+                with RunFolder(place) as out:
+                    plain = _as_plain(setting)
+                    _begin(out, plain)
+                    _decode_into(out, plain, loaded, None)
+            return baselines.read_baseline(place)
+
+
+def _as_plain(setting: Setting) -> Setting:
+    """The same run without a drafter and without a baseline of its own."""
+    config = {
+        **setting.config,
+        "drafter": dict(PLAIN_DRAFTER),
+        "baseline": baselines.OFF,
+        "require_lossless": False,
+    }
+    return replace(
+        setting, config=config, parts=replace(setting.parts, drafter=drafter_config(config["drafter"]))
+    )
+
+
+def _begin(out: RunFolder, setting: Setting) -> None:
+    out.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(setting.config))))
+    out.write_environment(setting.environment)
+
+
+def _decode_into(
+    out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: Baseline | None
+) -> dict[str, object]:
+    """Decode the workload as often as asked for; write rows, outputs and summary; returns the summary."""
+    parts = setting.parts
+    drafter = with_references(parts.drafter, plain.references if plain else None)
+    make_engine = EngineMaker(loaded, drafter, parts.verifier, parts.engine)
+    _warm_up(make_engine, setting, loaded)
+    repeats = [
+        decode(
+            make_engine(),
+            _conversations(setting, loaded),
+            on_finish=(lambda output: _write(out, output)) if repeat == 0 else None,
+        )
+        for repeat in range(setting.config["engine"]["repeats"])
+    ]
+    first = repeats[0]
+    run = Run(
+        drafter=str(setting.config["drafter"]["_target_"]),
+        outputs=first.outputs,
+        timings=tuple(repeat.timing for repeat in repeats),
+        num_skipped_turns=len(first.skipped_turns),
+        repeats_agree=all(_ids(repeat) == _ids(first) for repeat in repeats),
+        judgement=judge(parts.verifier, first.outputs, plain.outputs if plain else None),
+    )
+    summary = summarise(run, plain)
+    out.write_summary(summary)
+    compact(out.path)
+    return summary
+
+
+def _conversations(setting: Setting, loaded: LoadedTarget) -> list[Conversation]:
+    rows = zip(setting.workload.rows, setting.parts.sampling, strict=True)
+    return [Conversation(row, sampling, loaded) for row, sampling in rows]
+
+
+@torch.inference_mode()
+def _warm_up(make_engine: EngineMaker, setting: Setting, loaded: LoadedTarget) -> None:
+    """A few tokens of the first prompt, so that the first timing does not pay for first calls."""
+    sampling = setting.parts.sampling[0]
+    few = min(WARM_UP_TOKENS, sampling.max_new_tokens)
+    short = replace(sampling, max_new_tokens=few, min_new_tokens=min(few, sampling.min_new_tokens))
+    engine = make_engine()
+    engine.add(Conversation(setting.workload.rows[0], short, loaded).first())
+    engine.run()
+
+
+def _write(out: RunFolder, output: RequestOutput) -> None:
+    out.append_steps([step_record(row) for row in output.steps])
+    out.append_outputs([output_record(output)])
+
+
+def _ids(decoded: Decoded) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(output.request_id, output.turn): output.output_ids for output in decoded.outputs}

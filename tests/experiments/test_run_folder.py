@@ -1,0 +1,76 @@
+"""Run folders: status, lock, atomic files, and what a fresh start removes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.run_folder import (
+    FolderInUseError,
+    FolderLock,
+    RunFolder,
+    Status,
+    failure_of,
+    read_jsonl,
+    status_of,
+    write_json,
+)
+
+
+def test_status_goes_from_running_to_done(tmp_path: Path) -> None:
+    assert status_of(tmp_path) is Status.ABSENT
+    with RunFolder(tmp_path):
+        assert status_of(tmp_path) is Status.RUNNING
+    assert status_of(tmp_path) is Status.DONE
+
+
+def test_failure_is_recorded_with_its_traceback_and_raised(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path):
+        raise ZeroDivisionError("by nothing")
+    assert status_of(tmp_path) is Status.FAILED
+    assert failure_of(tmp_path) == "ZeroDivisionError: by nothing"
+
+
+def test_fresh_start_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as out:
+        out.append_steps([{"a": 1}])
+        out.append_outputs([{"b": 2}])
+        out.write_summary({"c": 3})
+    with RunFolder(tmp_path):
+        assert read_jsonl(tmp_path / "steps.jsonl") == []
+        assert read_jsonl(tmp_path / "outputs.jsonl") == []
+        assert not (tmp_path / "summary.json").exists()
+
+
+def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a', encoding="utf-8")
+    assert read_jsonl(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_line_separators_inside_text_do_not_split_a_row(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as out:
+        out.append_outputs([{"text": "one\u2028two\x85three\n"}])
+    assert read_jsonl(tmp_path / "outputs.jsonl") == [{"text": "one\u2028two\x85three\n"}]
+
+
+def test_second_writer_is_refused_while_the_first_holds_the_folder(tmp_path: Path) -> None:
+    with FolderLock(tmp_path, wait=False):
+        with pytest.raises(FolderInUseError, match=str(tmp_path)), FolderLock(tmp_path, wait=False):
+            pass
+    with FolderLock(tmp_path, wait=False):
+        pass
+
+
+def test_json_is_replaced_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"status": "odd"}', "{}"])
+def test_unreadable_status_counts_as_absent(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content, encoding="utf-8")
+    assert status_of(tmp_path) is Status.ABSENT
