@@ -22,9 +22,7 @@ def kv_rows(cache_dtype: str, *, head_dim: int, rope_dim: int, rows_per_page: in
     return PlainRows(width=head_dim, rows_per_page=rows_per_page, dtype=PLAIN_DTYPES[cache_dtype])
 
 
-def index_rows(
-    indexer_dtype: str, *, dim: int, rows_per_page: int, plain_dtype: torch.dtype
-) -> IndexRowFormat:
+def index_rows(indexer_dtype: str, *, dim: int, rows_per_page: int, plain_dtype: torch.dtype) -> IndexRowFormat:
     """Format of indexer keys; ``indexer_dtype`` is plain (stored as ``plain_dtype``), fp8 or mxfp4.
 
     Quantised keys are read back rotated: pass queries through ``prepare_query`` before scoring.

@@ -88,9 +88,7 @@ def prefill_chunks(
     return tuple(chunks)
 
 
-def _group_end(
-    rows: Sequence[int], query_lens: Sequence[int], start: int, workspace_rows: int, max_logits: int
-) -> int:
+def _group_end(rows: Sequence[int], query_lens: Sequence[int], start: int, workspace_rows: int, max_logits: int) -> int:
     """One past the last request that fits into a group beginning at ``start``; at least one request."""
     num_rows = num_queries = 0
     for end in range(start, len(rows)):
@@ -121,9 +119,7 @@ def _pieces(
     ]
 
 
-def chunk_rows(
-    chunk: PrefillChunk, seq_lens: Sequence[int], query_lens: Sequence[int], *, ratio: int
-) -> ChunkRows:
+def chunk_rows(chunk: PrefillChunk, seq_lens: Sequence[int], query_lens: Sequence[int], *, ratio: int) -> ChunkRows:
     """Row ranges of the queries of ``chunk``; the lengths are those of the whole pass."""
     group = slice(chunk.req_start, chunk.req_end)
     seq = torch.tensor(seq_lens[group], dtype=torch.int64)

@@ -70,9 +70,7 @@ def prefill_indices(
     return pack_left(torch.nn.functional.pad(rows, (0, width - rows.shape[-1]), value=-1))
 
 
-def _compressed_part(
-    positions_T: torch.Tensor, topk_TK: torch.Tensor, workspace: PrefillWorkspace
-) -> torch.Tensor:
+def _compressed_part(positions_T: torch.Tensor, topk_TK: torch.Tensor, workspace: PrefillWorkspace) -> torch.Tensor:
     """Compressed rows relative to the request's stretch, -1 where there is none."""
     order = torch.arange(topk_TK.shape[-1], device=topk_TK.device)
     chosen = topk_TK.to(torch.int64)
@@ -80,9 +78,7 @@ def _compressed_part(
     return torch.where(usable & (chosen < workspace.compressed_rows), chosen, -1)
 
 
-def _raw_part(
-    positions_T: torch.Tensor, starts_T: torch.Tensor, workspace: PrefillWorkspace
-) -> torch.Tensor:
+def _raw_part(positions_T: torch.Tensor, starts_T: torch.Tensor, workspace: PrefillWorkspace) -> torch.Tensor:
     """Window rows relative to the request's stretch, -1 where there is none."""
     positions = positions_T.to(torch.int64).unsqueeze(-1)
     order = torch.arange(workspace.window, device=positions.device)

@@ -25,9 +25,7 @@ def slots_of_rows(
     columns = rows_X // rows_per_page
     if base_B is not None:
         if base_B.shape[0] != pages_BC.shape[0]:
-            raise MetadataError(
-                f"base_B has {base_B.shape[0]} requests but the block table has {pages_BC.shape[0]}"
-            )
+            raise MetadataError(f"base_B has {base_B.shape[0]} requests but the block table has {pages_BC.shape[0]}")
         columns = columns - request_values(reqs_X, base_B)
     pages = page_lookup(reqs_X, columns, pages_BC)
     return torch.where(pages >= 0, pages * rows_per_page + rows_X % rows_per_page, -1)

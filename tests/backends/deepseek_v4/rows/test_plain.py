@@ -56,9 +56,7 @@ def test_empty_and_strided_inputs(nan_empty):
 def test_take_equals_read_on_real_slots():
     slots = torch.tensor([[3, 4], [2, 3]], dtype=torch.int32)
     formats = [kv_rows(d, head_dim=128, rope_dim=64, rows_per_page=2) for d in ("fp8", "bf16", "fp32")]
-    formats += [
-        index_rows(d, dim=128, rows_per_page=2, plain_dtype=torch.float32) for d in ("plain", "fp8", "mxfp4")
-    ]
+    formats += [index_rows(d, dim=128, rows_per_page=2, plain_dtype=torch.float32) for d in ("plain", "fp8", "mxfp4")]
     for fmt in formats:
         buffer = fmt.allocate(3, CPU)
         fmt.write(buffer, torch.tensor([2, 3, 4]), torch.randn(3, 128))
@@ -87,3 +85,13 @@ def test_plain_queries_need_no_preparation():
     queries = torch.randn(2, 128)
     fmt = index_rows("plain", dim=128, rows_per_page=4, plain_dtype=torch.float32)
     assert torch.equal(fmt.prepare_query(queries), queries)
+
+
+@pytest.mark.parametrize("cache_dtype", ["fp8", "fp32"])
+def test_slots_beyond_the_buffer_are_an_error_on_cpu(cache_dtype):
+    fmt = kv_rows(cache_dtype, head_dim=128, rope_dim=64, rows_per_page=2)
+    buffer = fmt.allocate(3, CPU)
+    with pytest.raises(IndexError, match="out of"):
+        fmt.write(buffer, torch.tensor([6]), torch.zeros(1, 128))
+    with pytest.raises(IndexError, match="out of"):
+        fmt.read(buffer, torch.tensor([6]))
