@@ -93,9 +93,18 @@ def dense_forward(
 
 
 def dense_attention(
-    attention: Attention, x: torch.Tensor, ropes: SequenceRopes, window: int, *, with_trace: bool = False
+    attention: Attention,
+    x: torch.Tensor,
+    ropes: SequenceRopes,
+    window: int,
+    *,
+    with_trace: bool = False,
+    select_all: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, IndexerTrace | None]:
-    """Output [B, L, D] of one layer's attention over normalised inputs ``x`` [B, L, D], and its trace."""
+    """Output [B, L, D] of one layer's attention over normalised inputs ``x`` [B, L, D], and its trace.
+
+    select_all  bool scalar; where true a CSA layer attends all visible rows instead of its indexer's choice
+    """
     rope = ropes.of(attention.ratio)
     q, keys, latent = attention.project(x, rope)
     if attention.compressor is None:
@@ -110,6 +119,8 @@ def dense_attention(
     if attention.indexer is not None:
         scores = _indexer_scores(attention, x.detach(), latent.detach(), ropes)
         chosen = topk_mask(scores.detach(), attention.indexer.topk, visible)
+        if select_all is not None:
+            chosen = visible & (chosen | select_all)
         if with_trace:
             mass = _visible_mass(attention, q.detach(), keys.detach(), entries.detach(), visible, window)
             trace = IndexerTrace(scores=scores.masked_fill(~visible, float("-inf")), mass=mass, visible=visible)
