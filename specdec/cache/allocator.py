@@ -152,7 +152,10 @@ class CacheManager:
         self._touched.add(row)
 
     def release_skipped(self, row: int, committed: int) -> None:
-        """After a prompt chunk that is not the last: give back the pages that left the window."""
+        """After a prompt chunk was launched: give back the pages that no query from ``committed`` on can see.
+
+        The chunk still reads them, so whoever gets them next must write after it (later on the same stream).
+        """
         for allocator, _ in self._groups:
             allocator.release_skipped(row, first_position=committed)
         self._touched.add(row)

@@ -122,7 +122,7 @@ def guaranteed_pages(spec: CacheGroupSpec, limits: PoolLimits, *, horizon: int) 
     """Pages that suffice for every mix of lengths and alignments within ``limits``; page 0 is counted.
 
     It holds when every live request reserves at most ``horizon`` tokens past its committed ones, prompt
-    chunks aside, and gives expired pages back as soon as a pass is done.
+    chunks aside, and gives the expired pages of a chunk back before the next pass is reserved.
     Raises ConfigError for a horizon below 1.
     """
     positive_int("horizon", horizon)
