@@ -1,11 +1,10 @@
 """Worker: does one run after the other, each in its folder, with its baseline; knows nothing of Hydra's launching."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from omegaconf import OmegaConf
 
 from experiments import baseline as baselines
@@ -27,8 +26,8 @@ from experiments.compact import compact
 from experiments.decode import Conversation, Decoded, decode
 from experiments.environment import environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
-from experiments.lossless import NotLosslessError, judge, require
-from experiments.records import output_record, step_record
+from experiments.lossless import Judgement, judge, require
+from experiments.records import output_record, rows_of, step_record
 from experiments.run_folder import FolderLock, RunFolder
 from experiments.summary import Run, summarise
 from experiments.table import show
@@ -84,9 +83,9 @@ class Worker:
             loaded = self._target(setting)
             plain = self._baseline(setting, loaded, folder, shared_baselines)
             summary = _decode_into(out, setting, loaded, plain)
-            show(summary, folder)
+            show(summary, folder, drafter=drafter_name(config))
             if config["require_lossless"]:
-                require(judgement_of(summary))
+                require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
             return summary
 
     def _setting(self, config: Config) -> Setting:
@@ -142,6 +141,14 @@ class Worker:
             return baselines.read_baseline(place)
 
 
+def drafter_name(config: Config) -> str:
+    """Short name of the configured drafter with its draft length, for headings."""
+    node = config["drafter"]
+    name = node["_target_"].rpartition(".")[2].removesuffix("Config").lower()
+    length = node.get("num_draft_tokens")
+    return name if length is None or node == PLAIN_DRAFTER else f"{name}, {length} draft tokens"
+
+
 def _as_plain(setting: Setting) -> Setting:
     """The same run without a drafter and without a baseline of its own."""
     config = {
@@ -178,14 +185,14 @@ def _decode_into(
     ]
     first = repeats[0]
     run = Run(
-        drafter=str(setting.config["drafter"]["_target_"]),
+        rows=tuple(row for output in first.outputs for row in rows_of(output)),
         outputs=first.outputs,
         timings=tuple(repeat.timing for repeat in repeats),
         num_skipped_turns=len(first.skipped_turns),
         repeats_agree=all(_ids(repeat) == _ids(first) for repeat in repeats),
         judgement=judge(parts.verifier, first.outputs, plain.outputs if plain else None),
     )
-    summary = summarise(run, plain)
+    summary = summarise(run, plain.timings if plain else None)
     out.write_summary(summary)
     compact(out.path)
     return summary
@@ -196,7 +203,6 @@ def _conversations(setting: Setting, loaded: LoadedTarget) -> list[Conversation]
     return [Conversation(row, sampling, loaded) for row, sampling in rows]
 
 
-@torch.inference_mode()
 def _warm_up(make_engine: EngineMaker, setting: Setting, loaded: LoadedTarget) -> None:
     """A few tokens of the first prompt, so that the first timing does not pay for first calls."""
     sampling = setting.parts.sampling[0]
@@ -208,7 +214,7 @@ def _warm_up(make_engine: EngineMaker, setting: Setting, loaded: LoadedTarget) -
 
 
 def _write(out: RunFolder, output: RequestOutput) -> None:
-    out.append_steps([step_record(row) for row in output.steps])
+    out.append_steps([step_record(row) for row in rows_of(output)])
     out.append_outputs([output_record(output)])
 
 

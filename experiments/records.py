@@ -3,22 +3,23 @@
 from dataclasses import fields
 from operator import attrgetter
 
-from specdec.metrics import StepRow
+from specdec.loops import mark_loops
 from specdec.request import RequestOutput
+from specdec.step_row import SCHEMA_VERSION, StepRow
 
-SCHEMA_VERSION = 1
 # Fields that a line has only when they exist or were asked for.
 OPTIONAL = ("overlap", "draft_probs", "target_probs", "parents")
 
 
+def rows_of(output: RequestOutput) -> tuple[StepRow, ...]:
+    """The step rows of a finished request, with loops marked."""
+    return mark_loops(output.steps, output.output_ids)
+
+
 def step_record(row: StepRow) -> dict[str, object]:
     """One line of ``steps.jsonl``."""
-    record: dict[str, object] = {"schema_version": SCHEMA_VERSION}
-    for spec in fields(row):
-        value = attrgetter(spec.name)(row)
-        if value is not None or spec.name not in OPTIONAL:
-            record[spec.name] = value
-    return record
+    record = {spec.name: attrgetter(spec.name)(row) for spec in fields(row)}
+    return {name: value for name, value in record.items() if value is not None or name not in OPTIONAL}
 
 
 def output_record(output: RequestOutput) -> dict[str, object]:

@@ -1,0 +1,91 @@
+"""summary.json: every metric of a run with its interval, its speed-up, and whether it was lossless."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+
+from experiments.lossless import Judgement
+from experiments.speed import Timing, measured, ratio
+from specdec.bootstrap import Bootstrap, Estimate
+from specdec.identities import check_identities
+from specdec.metrics import DEFINITIONS, FORMULAS, POSITION_FORMULAS, Steps, accepted_histogram
+from specdec.request import RequestOutput
+from specdec.step_row import SCHEMA_VERSION, StepRow
+
+Number = Mapping[str, float | int | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What happened in a run.
+
+    rows           step rows with loops marked, of the first repeat
+    outputs        of the first repeat
+    timings        one per repeat
+    repeats_agree  whether every repeat produced the same tokens
+    """
+
+    rows: tuple[StepRow, ...]
+    outputs: tuple[RequestOutput, ...]
+    timings: tuple[Timing, ...]
+    num_skipped_turns: int
+    repeats_agree: bool
+    judgement: Judgement
+
+
+def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
+    """Content of ``summary.json``; ``plain`` are the timings of the baseline, None without one.
+
+    A metric is ``{value, low, high, n}``; one per drafted position is a list of them. What was not observed is null.
+    """
+    timings = run.timings
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **metrics_of(run.rows),
+        "without_loops": metrics_of([row for row in run.rows if not row.in_loop]),
+        "accepted_histogram": accepted_histogram(Steps.of(run.rows)).tolist(),
+        "speedup": ratio(timings, plain or (), lambda timing: timing.rate),
+        "speedup_decode": ratio(timings, plain or (), lambda timing: timing.decode_rate),
+        "tokens_per_second": measured([timing.rate for timing in timings]),
+        "tokens_per_second_decode": measured([timing.decode_rate for timing in timings]),
+        "lossless": run.judgement.lossless,
+        "lossless_how": run.judgement.how,
+        "repeats_agree": run.repeats_agree,
+        "violated_identities": list(
+            check_identities(run.rows, {(o.request_id, o.turn): len(o.output_ids) for o in run.outputs})
+        ),
+        **_counts(run),
+        "timings": [asdict(timing) for timing in timings],
+        "definitions": dict(DEFINITIONS),
+    }
+
+
+def metrics_of(rows: Sequence[StepRow]) -> dict[str, object]:
+    """Every metric of these rows."""
+    steps = Steps.of(rows)
+    bootstrap = Bootstrap(steps.num_requests)
+    single = {name: number(bootstrap.estimate(formula(steps))) for name, formula in FORMULAS.items()}
+    positions = range(1, steps.max_depth + 1)
+    by_position = {
+        name: [number(bootstrap.estimate(formula(steps, position))) for position in positions]
+        for name, formula in POSITION_FORMULAS.items()
+    }
+    return {**single, **by_position}
+
+
+def number(estimate: Estimate) -> Number:
+    """An estimate as JSON can say it: null instead of NaN."""
+    return {name: None if isnan(value) else value for name, value in asdict(estimate).items()}
+
+
+def _counts(run: Run) -> dict[str, object]:
+    return {
+        "num_requests": len(run.outputs),
+        "num_steps": len(run.rows),
+        "num_prompt_tokens": sum(len(output.prompt_ids) for output in run.outputs),
+        "num_output_tokens": sum(len(output.output_ids) for output in run.outputs),
+        "num_preemptions": sum(output.num_preemptions for output in run.outputs),
+        "num_skipped_turns": run.num_skipped_turns,
+        "finish_reasons": dict(Counter(output.finish_reason.value for output in run.outputs)),
+    }

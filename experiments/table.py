@@ -1,0 +1,79 @@
+"""The table that a run prints: exactness, tokens per step, speed-up, loops, and acceptance by position."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FEW = 20
+NOTHING = "-"
+DEFINED_BELOW = ("tokens_per_step", "loop_fraction", "speedup", "speedup_decode", "survival", "conditional")
+
+
+def show(summary: Mapping[str, Any], folder: Path, *, drafter: str) -> None:
+    """Print the tables of a run."""
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(run_table(summary, drafter))
+    if summary["survival"]:
+        console.print(position_table(summary))
+    for line in notes(summary):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"run folder: {folder}", markup=False, soft_wrap=True)
+
+
+def run_table(summary: Mapping[str, Any], drafter: str) -> Table:
+    """The headline figures, with all steps and without the steps in loops."""
+    table = Table(title=f"drafter {drafter}")
+    for heading in ("", "all steps", "without loops"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    without = summary["without_loops"]
+    for name in ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "wasted_draft_fraction"):
+        table.add_row(name, interval(summary[name]), interval(without[name]))
+    table.add_row("loop_fraction", interval(summary["loop_fraction"]), NOTHING)
+    table.add_row("lossless", lossless_text(summary["lossless"]), NOTHING)
+    table.add_row("speedup", interval(summary["speedup"]), NOTHING)
+    table.add_row("speedup_decode", interval(summary["speedup_decode"]), NOTHING)
+    table.add_row("tokens_per_second", interval(summary["tokens_per_second"], digits=1), NOTHING)
+    return table
+
+
+def position_table(summary: Mapping[str, Any]) -> Table:
+    """Acceptance by drafted position; positions seen fewer than 20 times are dim."""
+    table = Table(title="acceptance by position")
+    table.add_column("position", justify="right")
+    for heading in ("survival", "n", "conditional", "n"):
+        table.add_column(heading, justify="right")
+    rows = zip(summary["survival"], summary["conditional"], strict=True)
+    for position, (survival, conditional) in enumerate(rows, start=1):
+        cells = [interval(survival), str(survival["n"]), interval(conditional), str(conditional["n"])]
+        table.add_row(str(position), *cells, style="dim" if survival["n"] < FEW else None)
+    return table
+
+
+def notes(summary: Mapping[str, Any]) -> Sequence[str]:
+    """What a reader of the tables must know."""
+    lines = [f"lossless: {lossless_text(summary['lossless'])} ({summary['lossless_how']})"]
+    if not summary["repeats_agree"]:
+        lines.append("warning: the timing repeats did not produce the same tokens")
+    lines += [f"warning: {problem}" for problem in summary["violated_identities"]]
+    if summary["num_skipped_turns"]:
+        lines.append(f"warning: {summary['num_skipped_turns']} turns no longer fitted into the context")
+    definitions = summary["definitions"]
+    return [*lines, *(f"{name}: {definitions[name]}" for name in DEFINED_BELOW)]
+
+
+def interval(metric: Mapping[str, Any], *, digits: int = 3) -> str:
+    """``value [low, high]``; a dash for what was not observed."""
+    if metric["value"] is None:
+        return NOTHING
+    text = f"{metric['value']:.{digits}f}"
+    if metric["low"] is None:
+        return text
+    return f"{text} [{metric['low']:.{digits}f}, {metric['high']:.{digits}f}]"
+
+
+def lossless_text(lossless: bool | None) -> str:
+    """yes, no, or not compared."""
+    return "not compared" if lossless is None else "yes" if lossless else "no"

@@ -1,0 +1,77 @@
+"""The toy target: no checkpoint and no sense, but real pages, a draft model and bytes as tokens; runs in seconds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from experiments.chat import ChatFormat
+from experiments.targets import Served, TargetRequest
+from specdec.api import CacheGroupSpec
+from specdec.errors import ConfigError
+from specdec.toy import TableDraft, TableTarget
+
+NUM_BYTES = 256
+EOS_ID = NUM_BYTES
+VOCAB_SIZE = NUM_BYTES + 1
+MAX_CONTEXT = 1024
+
+
+class Bytes:
+    """UTF-8 bytes as token ids; other ids have no text."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < NUM_BYTES).decode(errors="replace")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toy:
+    """Settings of the toy under ``target.params``, and what ``experiments.targets.LoadedTarget`` asks for.
+
+    sharpness       standard deviation of its logits: the higher, the easier to predict
+    history_weight  share of its choices that depends on old tokens, which its draft model does not see
+    """
+
+    sharpness: float = 4.0
+    history_weight: float = 0.25
+    max_context: int = MAX_CONTEXT
+    vocab_size: int = VOCAB_SIZE
+    eos_ids: tuple[int, ...] = (EOS_ID,)
+    bos_id: int | None = 0
+    add_bos: bool = False
+    chat_format: ChatFormat = ChatFormat.PLAIN
+
+    @property
+    def tokenizer(self) -> Bytes:
+        return Bytes()
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        return self._target().cache_groups
+
+    @property
+    def draft_groups(self) -> tuple[CacheGroupSpec, ...]:
+        return TableDraft(self._target()).cache_groups
+
+    def serve(self, num_pages: Mapping[str, int], *, max_context: int, max_batch: int) -> Served:
+        """A fresh toy with empty caches, which grow with the pages that they meet."""
+        target = self._target()
+        return Served(target=target, draft_backend=TableDraft(target))
+
+    def _target(self) -> TableTarget:
+        return TableTarget(
+            vocab_size=self.vocab_size,
+            max_context=self.max_context,
+            sharpness=self.sharpness,
+            history_weight=self.history_weight,
+        )
+
+
+def load(request: TargetRequest) -> Toy:
+    """The loader that ``target=toy`` names; raises ConfigError for parameters that the toy does not have."""
+    known = {"sharpness", "history_weight", "max_context"}
+    unknown = sorted(set(request.params) - known)
+    if unknown:
+        raise ConfigError(f"target.params: the toy has no {unknown[0]} (it has {', '.join(sorted(known))})")
+    return Toy(**request.params)
