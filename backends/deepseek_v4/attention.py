@@ -87,10 +87,12 @@ def sink_softmax(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     Entries of -inf get weight 0; a row without any finite entry is all 0.
     """
     column = sinks.float().unsqueeze(-1)
-    top = torch.maximum(scores.amax(-1, keepdim=True), column).detach()
-    top = top.clamp_min(torch.finfo(torch.float32).min)
+    limits = torch.finfo(torch.float32)
+    # The two floors only matter for a row without any entry under a sink of -inf.
+    top = torch.maximum(scores.amax(-1, keepdim=True), column).detach().clamp_min(limits.min)
     weights = torch.exp(scores - top)
-    return weights / (weights.sum(-1, keepdim=True) + torch.exp(column - top))
+    total = weights.sum(-1, keepdim=True) + torch.exp(column - top)
+    return weights / total.clamp_min(limits.tiny)
 
 
 def attend(

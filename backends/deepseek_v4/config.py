@@ -157,7 +157,7 @@ class DeepseekV4Config:
         for layer, ratio in enumerate(self.compress_ratios):
             if ratio not in ALLOWED_RATIOS:
                 raise ConfigError(
-                    f"Unsupported compress_ratio={ratio} of layer {layer}: compress_ratios entries must be one of "
+                    f"Unsupported compress_ratio={ratio!r} of layer {layer}: compress_ratios entries must be one of "
                     f"{ALLOWED_RATIOS} (conf: {WHERE})"
                 )
         num_layers = self.num_hidden_layers + self.num_nextn_predict_layers
