@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.metrics import StepRow
+from specdec.loops import mark_loops
 from specdec.request import LiveRequest, RequestOutput
 from specdec.rounds import Committed
 from specdec.scheduler import Batch
+from specdec.step_row import StepRow
 
 US_PER_S = 1e6
 
@@ -103,7 +104,7 @@ def request_output(live: LiveRequest, *, ended_s: float) -> RequestOutput:
         text=live.stops.text(output_ids),
         finish_reason=live.finish_reason,
         logprobs=tuple(live.logprobs) if live.request.sampling.logprobs else None,
-        steps=tuple(live.steps),
+        steps=mark_loops(live.steps, output_ids),
         num_preemptions=live.num_preemptions,
         first_token_us=(live.first_token_s - live.started_s) * US_PER_S,
         total_us=(ended_s - live.started_s) * US_PER_S,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec.metrics import StepRow
 from specdec.sampling_params import SamplingParams
+from specdec.step_row import StepRow
 from specdec.stops import FinishReason, StopChecker
 
 __all__ = ["FinishReason", "LiveRequest", "Request", "RequestOutput"]
