@@ -257,7 +257,7 @@ class Simulation:
     prompts=st.lists(st.one_of(st.integers(1, 300), st.sampled_from([63, 64, 65, 127, 128, 129, 256])), max_size=4),
     seed=st.integers(0, 999),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_no_key_is_lost_and_no_write_dropped_for_any_lengths(setting, prompts, seed):
     Simulation(setting, prompts, seed).run()
 
