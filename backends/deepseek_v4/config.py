@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.deepseek_v4.config_json import WHERE, read_fields
-from specdec import checks
+from specdec.checks import flag, integer, number, positive_int
 from specdec.errors import ConfigError
 
 WINDOW_ONLY_RATIO = 0
@@ -56,8 +56,8 @@ class YarnScaling:
     original_positions: int = 65536
 
     def __post_init__(self) -> None:
-        checks.number("rope factor", self.factor, low=1.0, where=WHERE)
-        checks.positive_int("original_max_position_embeddings", self.original_positions, where=WHERE)
+        number("rope factor", self.factor, low=1.0, where=WHERE)
+        positive_int("original_max_position_embeddings", self.original_positions, where=WHERE)
         if not 0 < self.beta_slow <= self.beta_fast:
             raise ConfigError(
                 f"rope beta_slow must be above 0 and at most beta_fast, got beta_slow={self.beta_slow}, "
@@ -126,20 +126,20 @@ class DeepseekV4Config:
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in _POSITIVE_FIELDS}
         for name, value in values.items():
-            checks.positive_int(name, value, where=WHERE)
-        checks.integer("num_hash_layers", self.num_hash_layers, low=0, high=self.num_hidden_layers, where=WHERE)
-        checks.integer("num_nextn_predict_layers", self.num_nextn_predict_layers, low=0, high=1, where=WHERE)
-        checks.flag("norm_topk_prob", self.norm_topk_prob, where=WHERE)
-        checks.flag("zero_first_nextn_embedding", self.zero_first_nextn_embedding, where=WHERE)
+            positive_int(name, value, where=WHERE)
+        integer("num_hash_layers", self.num_hash_layers, low=0, high=self.num_hidden_layers, where=WHERE)
+        integer("num_nextn_predict_layers", self.num_nextn_predict_layers, low=0, high=1, where=WHERE)
+        flag("norm_topk_prob", self.norm_topk_prob, where=WHERE)
+        flag("zero_first_nextn_embedding", self.zero_first_nextn_embedding, where=WHERE)
         for name, value in (
             ("routed_scaling_factor", self.routed_scaling_factor),
             ("swiglu_limit", self.swiglu_limit),
             ("hc_eps", self.hc_eps),
             ("rms_norm_eps", self.rms_norm_eps),
         ):
-            checks.number(name, value, low=0.0, where=WHERE)
+            number(name, value, low=0.0, where=WHERE)
         for name, value in (("rope_theta", self.rope_theta), ("compress_rope_theta", self.compress_rope_theta)):
-            checks.number(name, value, low=1.0, where=WHERE)
+            number(name, value, low=1.0, where=WHERE)
         self._check_shapes()
         self._check_ratios()
 

@@ -142,7 +142,7 @@ MISTAKES = {
     "short list": ({"compress_ratios": [0, 4]}, "compress_ratios.*43.*got 2"),
     "ratios of text": ({"compress_ratios": ["4"] * 44}, "compress_ratio='4'"),
     "no ratios": ({"compress_ratios": None}, "compress_ratios.*missing"),
-    "nextn ratio": ({"compress_ratios": [*FLASH["compress_ratios"][:-1], 4]}, "compress_ratios must be 0 for the NextN"),
+    "nextn ratio": ({"compress_ratios": [*FLASH["compress_ratios"][:-1], 4]}, "must be 0 for the NextN layer, got 4"),
     "hash layers in the middle": ({"mlp_layer_types": ["moe", "hash_moe", *["moe"] * 41]}, "mlp_layer_types"),
     "model type": ({"model_type": "deepseek_v3"}, "model_type must be 'deepseek_v4', got 'deepseek_v3'"),
     "scoring": ({"scoring_func": "sigmoid"}, "scoring_func must be 'sqrtsoftplus', got 'sigmoid'"),
