@@ -1,0 +1,94 @@
+"""The loader that ``target=deepseek_v4`` names: a checkpoint folder -> weights, tokenizer and caches of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.deepseek_v4.target import DeepseekV4Target, PassConfig, target_layout
+from backends.nextn.backend import NextNBackend
+from backends.nextn.config import NextNBackendConfig
+from backends.nextn.load import LoadedModels, load_checkpoint
+from experiments.chat import ChatFormat, choose_format
+from experiments.targets import Served, TargetRequest
+from experiments.tokenizer import TextTokenizer
+from specdec.api import CacheGroupSpec
+from specdec.errors import CheckpointError, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedV4:
+    """Weights of a checkpoint and what belongs to them; see ``experiments.targets.LoadedTarget``."""
+
+    models: LoadedModels
+    request: TargetRequest
+    tokenizer: TextTokenizer | None
+    chat_format: ChatFormat
+    add_bos: bool
+
+    @property
+    def max_context(self) -> int:
+        return self.models.config.max_position_embeddings
+
+    @property
+    def vocab_size(self) -> int:
+        return self.models.config.vocab_size
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.models.config.eos_token_ids
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.models.config.bos_token_id
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        return self._groups(0, self.models.config.num_hidden_layers)
+
+    @property
+    def draft_groups(self) -> tuple[CacheGroupSpec, ...]:
+        if self.models.nextn is None:
+            return ()
+        layers = self.models.config.nextn_layer_ids
+        return self._groups(layers[0], layers[-1] + 1)
+
+    def serve(self, num_pages: Mapping[str, int], *, max_context: int, max_batch: int) -> Served:
+        """Make the caches of target and NextN layer under the same page ids."""
+        request = self.request
+        target = DeepseekV4Target.build(
+            self.models.target,
+            num_pages,
+            PassConfig(max_context=max_context, batch_invariant=request.batch_invariant, fixed_rows=request.fixed_rows),
+            cache_dtype=request.cache_dtype,
+            indexer_dtype=request.indexer_dtype,
+        )
+        if self.models.nextn is None:
+            return Served(target=target)
+        draft = NextNBackend.build(self.models.nextn, target, NextNBackendConfig(max_batch=max_batch))
+        return Served(target=target, draft_backend=draft)
+
+    def _groups(self, first: int, last: int) -> tuple[CacheGroupSpec, ...]:
+        request = self.request
+        layout = target_layout(self.models.config, cache_dtype=request.cache_dtype, indexer_dtype=request.indexer_dtype)
+        return layout.slice_layers(first, last).group_specs()
+
+
+def load(request: TargetRequest) -> LoadedV4:
+    """Load the folder of ``request``; raises CheckpointError, or ConfigError for parameters that do not exist."""
+    if request.folder is None:
+        raise CheckpointError("target=deepseek_v4 needs a checkpoint (conf: target.checkpoint)")
+    unknown = sorted(set(request.params) - {"chat_format", "add_bos"})
+    if unknown:
+        raise ConfigError(f"target.params: there is no {unknown[0]} (known are add_bos, chat_format)")
+    models = load_checkpoint(request.folder, device=request.device, dtype=request.dtype)
+    tokenizer = TextTokenizer.load(request.folder)
+    return LoadedV4(
+        models=models,
+        request=request,
+        tokenizer=tokenizer,
+        chat_format=choose_format(
+            request.params.get("chat_format"),
+            models.architectures,
+            lambda token: tokenizer is not None and tokenizer.id_of(token) is not None,
+        ),
+        add_bos=bool(request.params.get("add_bos", True)),
+    )
