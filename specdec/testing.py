@@ -42,7 +42,6 @@ LAW_TOLERANCE = 1e-4
 EOS_ID = 0
 
 ENGINES = (
-    EngineConfig(),
     EngineConfig(max_batch=3, prefill_chunk=5),
     EngineConfig(max_batch=4, prefill_chunk=7, num_pages=16),
 )
