@@ -78,6 +78,7 @@ class PageAllocator:
 
     def require(self, row: int, *, first_position: int, target: int) -> None:
         """Raise CapacityError, and count it, when ``reserve`` would find too few pages; moves nothing."""
+        assert 0 <= row < len(self._rows), f"row {row} of {len(self._rows)}"
         freed, wanted = self.shortfall(row, first_position=first_position, target=target)
         if wanted > len(self._free) + freed:
             self.num_failed += 1

@@ -4,7 +4,6 @@ The *horizon* of a group is how far beyond the first query position one decode r
 tokens. It is an argument everywhere, because groups that draft layers write reach further than the others.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specdec.cache.spec import DUMMY_PAGE, CacheGroupSpec, ceil_div
@@ -60,41 +59,6 @@ def decode_horizon(*, width: int, num_draft_tokens: int, overlap_depth: int = 0,
     return width + extra + overlap_depth * width
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeReach:
-    """How far a decode row may reach in each group. Raises ConfigError as ``decode_horizon`` does.
-
-    width             most tokens of a request in one verify pass
-    num_draft_tokens  most tokens drafted after it
-    overlap_depth     rounds that may be in flight when the next one is reserved, 0 or 1
-    draft_groups      ids of the groups that draft layers write
-    """
-
-    width: int
-    num_draft_tokens: int
-    overlap_depth: int = 0
-    draft_groups: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        self._horizon(drafted=False)
-
-    def extra(self, spec: CacheGroupSpec) -> int:
-        """Positions that draft steps write in this group beyond verified ones."""
-        return draft_reach(self.num_draft_tokens) if spec.group_id in self.draft_groups else 0
-
-    def horizon(self, spec: CacheGroupSpec) -> int:
-        """Raw tokens from the first query position to the end of a decode reservation in this group."""
-        return self._horizon(drafted=spec.group_id in self.draft_groups)
-
-    def _horizon(self, *, drafted: bool) -> int:
-        return decode_horizon(
-            width=self.width,
-            num_draft_tokens=self.num_draft_tokens,
-            overlap_depth=self.overlap_depth,
-            drafted=drafted,
-        )
-
-
 def resident_tokens(spec: CacheGroupSpec, *, max_context: int) -> int:
     """Raw tokens behind a query that a group keeps: the window without the current token, or everything."""
     return min(spec.sliding_window_tokens - 1, max_context) if spec.is_sliding else max_context
@@ -148,22 +112,3 @@ def table_columns(spec: CacheGroupSpec, *, max_context: int, horizon: int) -> in
     columns = ceil_div(resident_tokens(spec, max_context=max_context) + horizon, spec.tokens_per_page)
     # A window may begin in the middle of a page.
     return columns + 1 if spec.is_sliding else columns
-
-
-def guaranteed_pool(specs: Iterable[CacheGroupSpec], limits: PoolLimits, reach: DecodeReach) -> dict[str, int]:
-    """``guaranteed_pages`` per group id."""
-    return {spec.group_id: guaranteed_pages(spec, limits, horizon=reach.horizon(spec)) for spec in specs}
-
-
-def column_counts(
-    specs: Iterable[CacheGroupSpec], *, max_context: int, chunk_tokens: int, reach: DecodeReach
-) -> dict[str, int]:
-    """``table_columns`` per group id, for tables that show decode rows and prompt chunks of ``chunk_tokens``."""
-    return {
-        spec.group_id: table_columns(
-            spec,
-            max_context=max_context,
-            horizon=max(reach.horizon(spec), chunk_tokens + reach.extra(spec)),
-        )
-        for spec in specs
-    }

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP, AttentionKind, CacheLayout, state_group
 from specdec.cache.allocator import CacheManager, Reservation
-from specdec.cache.sizing import DecodeReach, PoolLimits, column_counts, guaranteed_pool
+from specdec.cache.sizing import PoolLimits, guaranteed_pages, table_columns
 from specdec.cache.spec import DUMMY_PAGE
 from specdec.cache.tables import BlockTables
 from specdec.errors import CapacityError, ConfigError
@@ -102,7 +102,10 @@ def test_failed_reservation_moves_no_page_in_any_group():
 
 def test_can_reserve_counts_all_requests_together():
     cache = manager(swa_pages=4)
-    one, two = Reservation(0, 0, 128), Reservation(1, 0, 128)
+    one, two = (
+        Reservation(row=0, first_position=0, num_tokens=128),
+        Reservation(row=1, first_position=0, num_tokens=128),
+    )
     assert cache.can_reserve([one]) and cache.can_reserve([two])
     assert not cache.can_reserve([one, two])
     assert cache.num_failed == 0
@@ -111,10 +114,19 @@ def test_can_reserve_counts_all_requests_together():
 def test_can_reserve_lets_later_requests_use_what_earlier_ones_release():
     cache = manager(swa_pages=4)
     cache.reserve_chunk(0, 0, 192)
-    moving, fresh = Reservation(0, 192, 0), Reservation(1, 0, 64)
+    moving, fresh = (
+        Reservation(row=0, first_position=192, num_tokens=0),
+        Reservation(row=1, first_position=0, num_tokens=64),
+    )
     assert not cache.can_reserve([fresh])
     assert cache.can_reserve([moving, fresh])
     assert not cache.can_reserve([fresh, moving])
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_row_that_does_not_exist_is_a_mistake_of_the_caller(row):
+    with pytest.raises(AssertionError, match=f"row {row} of 3"):
+        manager().reserve_chunk(row, 0, 4)
 
 
 def test_release_returns_everything():
@@ -159,9 +171,9 @@ def test_group_ids_must_differ():
 
 def test_round_of_one_request_costs_tens_of_microseconds():
     limits = PoolLimits(max_live=1, scheduled_tokens=64, total_tokens=8192, max_context=8192)
-    reach = DecodeReach(width=4, num_draft_tokens=3, draft_groups=frozenset({SWA_GROUP}))
-    cache = CacheManager(SPECS, guaranteed_pool(SPECS, limits, reach), max_rows=1, draft_groups=reach.draft_groups)
-    columns = column_counts(SPECS, max_context=8192, chunk_tokens=64, reach=reach)
+    pages = {spec.group_id: guaranteed_pages(spec, limits, horizon=6) for spec in SPECS}
+    columns = {spec.group_id: table_columns(spec, max_context=8192, horizon=64) for spec in SPECS}
+    cache = CacheManager(SPECS, pages, max_rows=1, draft_groups={SWA_GROUP})
     tables = BlockTables(SPECS, columns, max_rows=1, device=torch.device("cpu"))
     times = []
     for committed in range(0, 1200, 3):
@@ -253,7 +265,7 @@ class Serving(RuleBasedStateMachine):
     @rule(row=st.integers(0, 2), tokens=st.integers(0, 300))
     def start_deep_inside_a_sequence(self, row: int, tokens: int) -> None:
         if self.committed[row] == self.open[row] == 0 and all(c == 0 for c in cursors(self.cache, row)):
-            self.attempt(Reservation(row, tokens, 1))
+            self.attempt(Reservation(row=row, first_position=tokens, num_tokens=1))
             self.cache.release(row)
             self.open[row] = 0
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP, CacheLayout
 from specdec.cache.allocator import CacheManager
-from specdec.cache.sizing import DecodeReach, PoolLimits, column_counts, guaranteed_pool
+from specdec.cache.sizing import PoolLimits, decode_horizon, guaranteed_pages, table_columns
 from specdec.cache.spec import DUMMY_PAGE, CacheGroupSpec
 
+DRAFT_GROUPS = frozenset({SWA_GROUP})
 ENTRIES = 1 << 20
 UNWRITTEN = -1
 
@@ -143,17 +144,20 @@ class Setting:
             total_tokens=self.live * self.max_context,
             max_context=self.max_context,
         )
-        reach = self.reach()
-        pages = guaranteed_pool(specs, limits, reach)
-        return CacheManager(specs, pages, max_rows=self.live, draft_groups=reach.draft_groups)
+        pages = {s.group_id: guaranteed_pages(s, limits, horizon=self.horizon(s)) for s in specs}
+        return CacheManager(specs, pages, max_rows=self.live, draft_groups=DRAFT_GROUPS)
 
-    def reach(self) -> DecodeReach:
-        return DecodeReach(
+    def horizon(self, spec: CacheGroupSpec) -> int:
+        return decode_horizon(
             width=self.width,
             num_draft_tokens=self.num_draft_tokens,
             overlap_depth=self.overlap,
-            draft_groups=frozenset({SWA_GROUP}),
+            drafted=spec.group_id in DRAFT_GROUPS,
         )
+
+    def columns(self, spec: CacheGroupSpec) -> int:
+        longest_chunk = self.chunk + max(0, self.num_draft_tokens - 1)
+        return table_columns(spec, max_context=self.max_context, horizon=max(self.horizon(spec), longest_chunk))
 
 
 class Simulation:
@@ -166,9 +170,7 @@ class Simulation:
         self.model = PagedModel(self.cache)
         self.waiting = list(prompts)
         self.lives: dict[int, Life] = {}
-        self.columns = column_counts(
-            self.cache.specs, max_context=setting.max_context, chunk_tokens=setting.chunk, reach=setting.reach()
-        )
+        self.columns = {spec.group_id: setting.columns(spec) for spec in self.cache.specs}
 
     def run(self) -> None:
         pending = []

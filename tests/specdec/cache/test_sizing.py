@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 
 from backends.deepseek_v4.cache_groups import CacheLayout
 from specdec.cache.sizing import (
-    DecodeReach,
     PoolLimits,
-    column_counts,
     decode_horizon,
     guaranteed_pages,
-    guaranteed_pool,
     pool_pages,
     table_columns,
 )
@@ -89,19 +86,28 @@ def test_decode_horizon_is_longer_for_drafted_groups(width, drafted_tokens, over
     assert drafted == max(width, width + drafted_tokens - 1) + overlap * width
 
 
-def test_decode_reach_extends_only_the_draft_groups():
-    reach = DecodeReach(width=4, num_draft_tokens=3, draft_groups=frozenset({SWA.group_id}))
-    assert [reach.horizon(spec) for spec in SPECS] == [6, 4, 4, 4, 4, 4]
-    assert [reach.extra(spec) for spec in SPECS] == [2, 0, 0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("spec", "horizon", "pages"),
+    [
+        # Sliding: live * (cdiv(W - 2 + h, page) + 1) + cdiv(min(scheduled, total), page) + live + 1.
+        (SWA, 6, 8 * (3 + 1) + 1 + 8 + 1),
+        (sliding(4, 8), 4, 8 * (3 + 1) + 16 + 8 + 1),
+        # History: cdiv(total, page) + live * cdiv(h, page) + live + 1.
+        (SPECS[2], 4, 2 + 8 + 8 + 1),
+    ],
+)
+def test_guaranteed_pages_by_hand(spec, horizon, pages):
+    limits = PoolLimits(max_live=8, scheduled_tokens=64, total_tokens=512, max_context=256)
+    assert guaranteed_pages(spec, limits, horizon=horizon) == pages
 
 
-def test_helpers_give_one_number_per_group():
-    reach = DecodeReach(width=4, num_draft_tokens=3, draft_groups=frozenset({SWA.group_id}))
-    pages = guaranteed_pool(SPECS, LIMITS, reach)
-    columns = column_counts(SPECS, max_context=4096, chunk_tokens=512, reach=reach)
-    assert list(pages) == list(columns) == [spec.group_id for spec in SPECS]
-    assert pages[SWA.group_id] == guaranteed_pages(SWA, LIMITS, horizon=6)
-    assert columns[SWA.group_id] == table_columns(SWA, max_context=4096, horizon=512 + 2)
+@given(lengths=st.lists(st.integers(0, 90), min_size=1, max_size=6), horizon=st.integers(1, 20), page=st.integers(1, 9))
+@settings(deadline=None, max_examples=200)
+def test_guaranteed_history_pages_suffice_for_any_lengths(lengths, horizon, page):
+    spec = CacheGroupSpec(group_id="g", retention=Retention.FULL_HISTORY, rows_per_page=page)
+    limits = PoolLimits(max_live=len(lengths), scheduled_tokens=1, total_tokens=sum(lengths), max_context=max(lengths))
+    needed = sum(spec.pages_for(length + horizon) for length in lengths)
+    assert guaranteed_pages(spec, limits, horizon=horizon) >= needed + 1
 
 
 @given(
@@ -137,7 +143,7 @@ def test_pool_pages_allows_no_decoding_without_overlap():
 @pytest.mark.parametrize(("width", "drafted", "overlap"), [(0, 0, 0), (1, -1, 0), (1, 0, 2), (1, 0, -1)])
 def test_decode_horizon_refuses_bad_settings(width, drafted, overlap):
     with pytest.raises(ConfigError, match="width|num_draft_tokens|overlap_depth"):
-        DecodeReach(width=width, num_draft_tokens=drafted, overlap_depth=overlap)
+        decode_horizon(width=width, num_draft_tokens=drafted, overlap_depth=overlap)
 
 
 @pytest.mark.parametrize(("context", "horizon"), [(-1, 1), (1, 0), (1, -4)])
