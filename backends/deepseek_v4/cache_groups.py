@@ -168,8 +168,6 @@ class CacheLayout:
             page_size=self.page_size,
         )
 
-    # Row formats.
-
     def kv_rows(self, rows_per_page: int) -> RowFormat:
         """Format of K/V rows on pages of ``rows_per_page``."""
         return kv_rows(self.cache_dtype, head_dim=self.head_dim, rope_dim=self.rope_dim, rows_per_page=rows_per_page)
@@ -207,8 +205,6 @@ class CacheLayout:
     def index_state_width(self) -> int:
         """Values of each half of a state row of the indexer's compressor."""
         return 2 * self.index_head_dim
-
-    # Groups and their pages.
 
     def group_specs(self) -> tuple[CacheGroupSpec, ...]:
         """Groups of these layers: window, then state and compressed rows by ratio, last the indexer state."""

@@ -21,7 +21,7 @@ class Reservation:
     """Pages wanted for the next pass of one row.
 
     row             row of the request
-    first_position  position of the first query token; older rows leave the window by it
+    first_position  position of the first query token; pages before its window are released
     num_tokens      raw positions to cover from there on, in every group
     extra           further positions to cover in the groups that draft layers write
     """
