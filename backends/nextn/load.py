@@ -9,6 +9,7 @@ from backends.deepseek_v4.config import DeepseekV4Config
 from backends.deepseek_v4.model import DeepseekV4Model, cast_parameters
 from backends.deepseek_v4.weights.files import CheckpointFiles
 from backends.deepseek_v4.weights.fill import checkpoint_has_nextn, fill_parameters
+from backends.deepseek_v4.weights.quantization import read_quantization
 from backends.nextn.model import NextNModel
 
 
@@ -32,6 +33,7 @@ def load_checkpoint(folder: Path, *, device: torch.device, dtype: torch.dtype) -
     exactly once and every parameter is filled; raises CheckpointError or ConfigError otherwise.
     """
     files = CheckpointFiles(folder)
+    read_quantization(files.config)
     has_nextn = checkpoint_has_nextn(files)
     config = DeepseekV4Config.from_dict(files.config)
     with torch.device("meta"):

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from backends.deepseek_v4.weights.files import CONFIG, INDEX
 from backends.deepseek_v4.weights.names import scale_name, sources_of
+from backends.deepseek_v4.weights.quantization import Quantization
 from backends.deepseek_v4.weights.storage import quantize_fp4, quantize_fp8_blocks
 
 _FP8 = re.compile(
@@ -18,14 +19,6 @@ _FP8 = re.compile(
 )
 _FP4 = re.compile(r"\.ffn\.experts\.\d+\.w[123]\.weight$")
 _FP32 = re.compile(r"hc_(attn|ffn|head)_(fn|base|scale)$|\.attn_sink$|\.ape$|\.gate\.bias$")
-
-QUANTIZATION = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "weight_block_size": [128, 128],
-    "scale_fmt": "ue8m0",
-    "activation_scheme": "dynamic",
-}
 
 
 def stored_tensors(parameters: Mapping[str, torch.Tensor], num_experts: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -61,7 +54,7 @@ def write_checkpoint(
     ``config`` is the official spelling; ``quantization_config`` and ``expert_dtype`` are added. Returns the shards.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    full = {**config, "expert_dtype": "fp4", "quantization_config": QUANTIZATION}
+    full = {**config, "expert_dtype": "fp4", "quantization_config": Quantization().to_dict()}
     (folder / CONFIG).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
