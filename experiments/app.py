@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import mistakes, schemas
+from experiments.help import help_text
 from experiments.run_folder import failure_of, status_of
 from specdec.errors import ConfigError, SpecDecError
 
@@ -93,7 +94,10 @@ class App:
 
     def _dispatch(self, arguments: list[str]) -> int:
         args = _parser().parse_args(arguments)
-        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+        if args.help:
+            print(help_text(CONF, self.config, command=f"python -m experiments.{self.name}"))
+            return 0
+        if args.hydra_help or args.cfg or args.info or args.shell_completion:
             return self._delegate(arguments)
         version.setbase(VERSION_BASE)
         try:
@@ -103,7 +107,7 @@ class App:
             GlobalHydra.instance().clear()
 
     def _delegate(self, arguments: list[str]) -> int:
-        """Let Hydra answer what starts no job: help, printed configuration, completion."""
+        """Let Hydra answer what starts no job: printed configuration, its own help, completion."""
         sys.argv[1:] = arguments
         os.environ["HYDRA_FULL_ERROR"] = "1"  # so that mistakes reach ``main`` instead of Hydra's own printer
         hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name=self.config)(self.run)()
@@ -120,6 +124,8 @@ class App:
         composed = application.compose_config(
             config_name=config_name, overrides=overrides, run_mode=RunMode.RUN, with_log_configuration=False
         )
+        if composed.get("shard") is not None:
+            raise ConfigError("shard picks a part of a sweep: add -m (conf: shard)")
         self.check(without_hydra(composed))
         capture = Capture(self.run)
         application.run(config_name=config_name, task_function=capture, overrides=overrides)
@@ -137,7 +143,7 @@ class App:
         waiting = _first_of_each_folder([job for job in jobs if not self.is_done(job.folder)])
         skipped = len(jobs) - len(waiting)
         if skipped:
-            print(f"{skipped} of {len(jobs)} jobs are done already", file=sys.stderr)
+            print(f"{skipped} of {len(jobs)} jobs need not run: done, or the same as another", file=sys.stderr)
         if waiting:
             self._start(application, base, waiting)
         return _report_failures([job for job in jobs if not self.is_done(job.folder)])

@@ -1,0 +1,196 @@
+"""One run, end to end: two complete folders, a table, exactness, and one line for every mistake."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.run_folder import Status, read_json, read_jsonl, status_of
+from specdec.metrics import FORMULAS, POSITION_FORMULAS
+
+Command = Callable[..., int]
+TOY = ("target=toy", "+experiment=smoke", "workload.limit=3")
+FILES = {"config.resolved.yaml", "env.json", "steps.jsonl", "outputs.jsonl", "summary.json", "status.json"}
+
+
+def only_run(folder: Path) -> Path:
+    """The one run below ``outputs/DATE/``."""
+    (found,) = folder.glob("outputs/*/*")
+    return found
+
+
+def write_prompts(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "nextn", "oracle"])
+def test_run_leaves_two_complete_folders(run_here: Command, tmp_path: Path, drafter: str) -> None:
+    assert run_here(*TOY, f"drafter={drafter}") == 0
+    folder = only_run(tmp_path)
+    for place in (folder, folder / "baseline"):
+        assert {entry.name for entry in place.iterdir()} >= FILES
+        assert status_of(place) is Status.DONE
+    summary = read_json(folder / "summary.json")
+    assert summary["lossless"] is True
+    assert summary["violated_identities"] == []
+    assert summary["repeats_agree"] is True
+    plain = read_json(folder / "baseline" / "summary.json")
+    assert plain["tokens_per_step"]["value"] == 1
+    assert (plain["lossless"], plain["speedup"]["value"]) == (None, None)
+
+
+def test_summary_holds_every_metric_with_interval_and_count(run_here: Command, tmp_path: Path) -> None:
+    assert run_here(*TOY, "drafter.num_draft_tokens=2", "engine.repeats=2") == 0
+    summary = read_json(only_run(tmp_path) / "summary.json")
+    for source in (summary, summary["without_loops"]):
+        for name in FORMULAS:
+            assert set(source[name]) == {"value", "low", "high", "n"}
+        for name in POSITION_FORMULAS:
+            assert all(set(entry) == {"value", "low", "high", "n"} for entry in source[name])
+    assert len(summary["survival"]) == 2
+    for name in ("speedup", "speedup_decode"):
+        assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]
+        assert summary[name]["n"] == 2
+    assert len(summary["timings"]) == 2
+
+
+def test_steps_and_outputs_tell_the_same_story(run_here: Command, tmp_path: Path) -> None:
+    assert run_here(*TOY) == 0
+    folder = only_run(tmp_path)
+    outputs = read_jsonl(folder / "outputs.jsonl")
+    steps = read_jsonl(folder / "steps.jsonl")
+    assert len(outputs) == 3
+    assert len({output["category"] for output in outputs}) == 3
+    for output in outputs:
+        own = [step for step in steps if step["request_id"] == output["request_id"]]
+        emitted = [token for step in own for token in step["output_ids"]]
+        assert output["output_ids"][1:] == emitted
+        assert output["num_steps"] == len(own)
+        assert output["finish_reason"] in ("eos", "stop", "length", "context")
+        assert own[-1]["cut"] in ("length", "eos", "none")
+    needed = {
+        "schema_version request_id turn category round num_live step seq_len proposed depth verified accepted",
+        "emitted bonus cut in_loop draft_us verify_us other_us draft_ids output_ids",
+    }
+    assert set(steps[0]) >= set(" ".join(needed).split())
+
+
+def test_output_equals_the_baseline_token_for_token(run_here: Command, tmp_path: Path) -> None:
+    assert run_here(*TOY, "drafter=ngram", "sampling.max_new_tokens=24") == 0
+    folder = only_run(tmp_path)
+    ours, plain = (
+        {row["request_id"]: row["output_ids"] for row in read_jsonl(place / "outputs.jsonl")}
+        for place in (folder, folder / "baseline")
+    )
+    assert ours == plain
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "nextn"])
+def test_v4_checkpoint_decodes_losslessly(
+    run_here: Command, tmp_path: Path, checkpoint: Path, drafter: str
+) -> None:
+    overrides = ("workload.limit=2", "sampling.max_new_tokens=12", "engine.repeats=1", f"drafter={drafter}")
+    assert run_here(f"target.checkpoint={checkpoint}", *overrides, "require_lossless=true") == 0
+    folder = only_run(tmp_path)
+    summary = read_json(folder / "summary.json")
+    assert summary["lossless"] is True
+    assert summary["tokens_per_step"]["value"] >= 1
+    assert read_json(folder / "env.json")["checkpoint_hash"]
+
+
+def test_prompt_ids_need_no_tokenizer(
+    run_here: Command, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in checkpoint.iterdir():
+        if path.name != "tokenizer.json":
+            (bare / path.name).write_bytes(path.read_bytes())
+    ids = write_prompts(tmp_path / "ids.jsonl", {"prompt_ids": [1, 2, 3], "max_new_tokens": 4})
+    common = (f"target.checkpoint={bare}", "workload=file", "engine.repeats=1", "baseline=off")
+    assert run_here(*common, f"workload.path={ids}") == 0
+    (row,) = read_jsonl(only_run(tmp_path) / "outputs.jsonl")
+    assert (row["prompt_ids"], row["text"]) == ([1, 2, 3], "")
+    text = write_prompts(tmp_path / "text.jsonl", {"prompt": "a"})
+    assert run_here(*common, f"workload.path={text}") == 1
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_turns_continue_each_other(run_here: Command, tmp_path: Path) -> None:
+    turns = {"question_id": 7, "category": "talk", "turns": ["first", "second"], "max_new_tokens": 5}
+    path = write_prompts(tmp_path / "talk.jsonl", turns)
+    assert run_here("target=toy", "workload=file", f"workload.path={path}", "engine.repeats=1") == 0
+    first, second = read_jsonl(only_run(tmp_path) / "outputs.jsonl")
+    assert [(row["request_id"], row["turn"]) for row in (first, second)] == [("7", 0), ("7", 1)]
+    assert bytes(first["prompt_ids"]) == b"user: first\nassistant:"
+    assert bytes(second["prompt_ids"]).startswith(b"user: first\nassistant: ")
+    assert bytes(second["prompt_ids"]).endswith(b"user: second\nassistant:")
+
+
+def test_row_settings_override_the_run(run_here: Command, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "max_new_tokens": 3, "ignore_eos": True}, {"prompt": "b", "ignore_eos": True}]
+    path = write_prompts(tmp_path / "p.jsonl", *rows)
+    overrides = ("target=toy", "workload=file", f"workload.path={path}", "sampling.max_new_tokens=6")
+    assert run_here(*overrides, "engine.max_batch=2", "engine.repeats=1") == 0
+    lengths = {row["request_id"]: len(row["output_ids"]) for row in read_jsonl(only_run(tmp_path) / "outputs.jsonl")}
+    assert lengths == {"line-1": 3, "line-2": 6}
+
+
+def test_given_baseline_is_reused_and_refused_when_it_differs(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*TOY, "drafter=none", "hydra.run.dir=plain", "baseline=off") == 0
+    assert run_here(*TOY, "drafter=ngram", "hydra.run.dir=one", "baseline=plain") == 0
+    assert not (tmp_path / "one" / "baseline").exists()
+    assert read_json(tmp_path / "one" / "summary.json")["lossless"] is True
+    capsys.readouterr()
+    assert run_here(*TOY, "sampling.seed=1", "hydra.run.dir=two", "baseline=plain") == 1
+    assert "seed is 0 there and 1 here" in capsys.readouterr().err
+    assert run_here(*TOY, "engine.max_batch=2", "hydra.run.dir=two", "baseline=plain") == 1
+    assert "engine.max_batch is 1 there and 2 here" in capsys.readouterr().err
+
+
+def test_without_a_baseline_losslessness_is_unknown_and_may_be_required(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*TOY, "baseline=off", "hydra.run.dir=one") == 0
+    assert read_json(tmp_path / "one" / "summary.json")["lossless"] is None
+    capsys.readouterr()
+    assert run_here(*TOY, "baseline=off", "hydra.run.dir=two", "require_lossless=true") == 1
+    assert "not proven lossless" in capsys.readouterr().err
+    assert status_of(tmp_path / "two") is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["drafter.num_draft_tokens=40"], "drafter.num_draft_tokens must be an integer, 1 to 31, got 40"),
+        (["target.checkpoint=nowhere"], "nowhere: there is no such checkpoint folder"),
+        (["target=toy", "workload=file", "workload.path=nowhere"], "cannot read the prompts"),
+        (["target=toy", "drafter=custom", "drafter._target_=nope.X"], "drafter._target_: cannot import nope"),
+        (["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.Nope"], "has no Nope"),
+        (
+            ["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.NgramConfig", "drafter.params.z=1"],
+            "unexpected keyword argument 'z'; it takes num_draft_tokens, max_ngram",
+        ),
+        (["target=toy", "drafter=custom", "drafter._target_=pathlib.Path"], "is no drafter configuration"),
+        (["target=toy", "drafter=ngram", "drafter.max_ngram=1", "drafter.min_ngram=2"], "min_ngram"),
+        (["target=toy", "drafter=oracle", "baseline=off"], "baseline=off leaves none"),
+        (["target=toy", "baseline=nowhere"], "baseline must be auto, off or the folder of a finished run"),
+        (["target=toy", "shard=0/2"], "shard picks a part of a sweep"),
+        (["target=toy", "sampling.min_new_tokens=9", "sampling.max_new_tokens=3"], "min_new_tokens"),
+        (["target=toy", "engine.device=tpu"], "engine.device must be"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["target=toy", "target.params.colour=3"], "the toy has no colour"),
+    ],
+)
+def test_mistake_is_one_line_and_no_traceback(
+    run_here: Command, capsys: pytest.CaptureFixture[str], overrides: list[str], said: str
+) -> None:
+    assert run_here(*overrides) != 0
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert said in error
+    assert "Traceback" not in error
