@@ -13,6 +13,8 @@ import torch
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX_A = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_B = 0x94D049BB133111EB - 2**64
+# Three times this still fits 63 bits, so a salt may be a Python integer or a tensor.
+_SALT_STEP = 0x2545F4914F6CDD1D
 _SIGN = -(2**63)
 # The largest float32 below 1, over 2**63: no rounding of v reaches 1, where the logarithm would be infinite.
 _TO_UNIT = (1.0 - 2.0**-24) * 2.0**-63
@@ -45,7 +47,7 @@ def stream_key(seed: int | None, *, request_id: str, run_seed: int) -> int:
 
 def row_keys(streams: torch.Tensor, positions: torch.Tensor, salt: Salt | torch.Tensor) -> torch.Tensor:
     """int64 keys of the broadcast of streams, positions and salt (all int64)."""
-    x = streams + (positions * len(Salt) + salt) * _GAMMA
+    x = torch.add(streams + salt * _SALT_STEP, positions, alpha=_GAMMA)
     return (x ^ (x >> 30)) * _MIX_A
 
 

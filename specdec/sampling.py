@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.api import Coupling, Draft
+from specdec.errors import UnsupportedError
 from specdec.filters import Filters
 from specdec.noise import Salt, VocabularyNoise, row_keys, uniforms
 from specdec.penalties import Penalties
@@ -72,9 +73,15 @@ class BatchSampling:
     ) -> torch.Tensor:
         """Logits after penalties and the minimum length, without NaN (-inf instead); float32 [B, N, V].
 
-        Row j predicts position ``positions_B + j`` and comes after the drafted tokens d1..dj.
+        Row j predicts position ``positions_B + j`` and comes after the drafted tokens d1..dj. Raises
+        UnsupportedError for logits over another vocabulary.
         """
-        assert logits_BNV.shape[-1] == self._noise.vocab_size, "logits do not cover the target's vocabulary"
+        if logits_BNV.shape[-1] != self._noise.vocab_size:
+            raise UnsupportedError(
+                f"logits cover {logits_BNV.shape[-1]} tokens and the target's vocabulary has "
+                f"{self._noise.vocab_size}; a drafter with another vocabulary maps its logits to target ids, "
+                f"-inf elsewhere"
+            )
         out_BNV = logits_BNV.float()
         if self._penalties is not None:
             out_BNV = self._penalties.apply(out_BNV, drafted_BK)

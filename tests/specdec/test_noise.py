@@ -1,5 +1,6 @@
 """Position-keyed noise: golden integers, law, independence, and the coupling that the gumbel rule needs."""
 
+import pytest
 import torch
 
 from specdec.noise import Salt, VocabularyNoise, row_keys, stream_key, uniforms
@@ -14,9 +15,9 @@ def _wrap(x: int) -> int:
 
 
 def test_row_keys_equal_exact_integer_arithmetic() -> None:
-    gamma, mix = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+    gamma, mix, step = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x2545F4914F6CDD1D
     for stream, position, salt in [(0, 0, 0), (-5, 3, 2), (2**63 - 1, 10**6, 3)]:
-        x = _wrap(stream + (4 * position + salt) * gamma)
+        x = _wrap(stream + salt * step + position * gamma)
         want = _wrap((x ^ (x >> 30)) * mix)
         assert row_keys(torch.tensor(stream), torch.tensor(position), salt).item() == want
 
@@ -114,3 +115,16 @@ def test_stream_keys_are_shared_only_by_equal_explicit_seeds() -> None:
     assert len(unseeded) == 2000
     assert stream_key(0, request_id="a", run_seed=0) not in unseeded
     assert all(-(2**63) <= key < 2**63 for key in unseeded)
+
+
+@pytest.mark.gpu
+def test_noise_on_a_gpu_has_the_same_integers_and_choices() -> None:
+    keys = _keys(64)
+    streams, positions = torch.tensor([7], device="cuda"), torch.arange(64, device="cuda")
+    keys_gpu = row_keys(streams, positions, Salt.TARGET)
+    assert torch.equal(keys_gpu.cpu(), keys)
+    assert torch.equal(uniforms(keys_gpu).cpu(), uniforms(keys))
+    here, there = VocabularyNoise(4096), VocabularyNoise(4096, device="cuda")
+    torch.testing.assert_close(there.exponentials(keys_gpu).cpu(), here.exponentials(keys), rtol=1e-6, atol=0)
+    weights = torch.rand(64, 4096)
+    assert torch.equal(there.race(weights.cuda(), keys_gpu).cpu(), here.race(weights, keys))

@@ -71,6 +71,58 @@ def test_committed_tokens_follow_the_target_when_drafted_by_draw(config, greedy_
         assert abs(accepted - overlap) < 4 * 0.5 / num_reqs**0.5
 
 
+@pytest.mark.parametrize("config", [GumbelVerifierConfig(), RejectionVerifierConfig()])
+def test_sequences_over_several_rounds_follow_the_target(config) -> None:
+    """Joint law of four tokens of a chain, drafted by another chain in rounds of mixed length and acceptance."""
+    verifier = config.build()
+    num_reqs, vocab, width, length = 30_000, 3, 2, 4
+    generator = torch.Generator().manual_seed(1)
+    target_VV = torch.randn(vocab, vocab, generator=generator)
+    draft_VV = target_VV + torch.randn(vocab, vocab, generator=generator)
+    sampling = sampling_of(verifier, num_reqs, vocab, temperature=1.0)
+    tokens, known = torch.zeros(num_reqs, length + width + 2, dtype=torch.int64), torch.ones(num_reqs).long()
+    columns = torch.arange(width + 1)
+    while known.min() <= length:
+        chain, draws = [tokens.gather(1, known[:, None] - 1)[:, 0]], []
+        for k in range(width):
+            draws.append(sampling.draw(draft_VV[chain[-1]], known + k))
+            chain.append(draws[-1].tokens_B)
+        proposal = Proposal(
+            tokens_BK=torch.stack(chain[1:], 1),
+            num_drafted_B=torch.arange(num_reqs) % (width + 1),
+            probs_BKV=None if draws[0].probs_BV is None else torch.stack([d.probs_BV for d in draws], 1),
+        )
+        verdict = verifier.judge(target_VV[torch.stack(chain, 1)], proposal, sampling, known)
+        places = (known[:, None] + columns).clamp(max=tokens.shape[1] - 1)
+        tokens.scatter_(1, places, verdict.tokens_BN)
+        known = (known + verdict.num_accepted_B + 1).clamp(max=length + 1)
+    law_VV = target_VV.softmax(-1)
+    joint, code = law_VV[0], tokens[:, 1]
+    for place in range(2, length + 1):
+        joint, code = joint.unsqueeze(-1) * law_VV, code * vocab + tokens[:, place]
+    # 80 degrees of freedom: 134 has probability 1e-4.
+    assert chi2(code, joint.flatten()) < 134
+
+
+def test_rejection_ignores_whatever_lies_beyond_the_drafted_tokens() -> None:
+    verifier = RejectionVerifier()
+    logits, probs = torch.randn(3, 4, 6), torch.rand(3, 3, 6).softmax(-1)
+    drafted, num_drafted = torch.tensor([[1, 2, 3], [4, 0, 5], [2, 2, 2]]), torch.tensor([0, 1, 2])
+    sampling = sampling_of(verifier, 3, 6, temperature=1.0)
+    clean = verifier.judge(
+        logits, Proposal(tokens_BK=drafted, num_drafted_B=num_drafted, probs_BKV=probs), sampling, torch.arange(3)
+    )
+    beyond = torch.arange(3) >= num_drafted[:, None]
+    logits[:, 1:][beyond], probs[beyond] = float("nan"), float("nan")
+    drafted = drafted.masked_fill(beyond, -1)
+    dirty = verifier.judge(
+        logits, Proposal(tokens_BK=drafted, num_drafted_B=num_drafted, probs_BKV=probs), sampling, torch.arange(3)
+    )
+    assert torch.equal(clean.num_accepted_B, dirty.num_accepted_B)
+    for b, count in enumerate(clean.num_accepted_B.tolist()):
+        assert torch.equal(clean.tokens_BN[b, : count + 1], dirty.tokens_BN[b, : count + 1])
+
+
 def test_rejection_never_lets_one_uniform_decide_two_draws() -> None:
     """Draft draw, acceptance, correction and bonus of a position are pairwise independent."""
     verifier = RejectionVerifier()
