@@ -74,8 +74,8 @@ class Engine:
         self._noise = VocabularyNoise(target.vocab_size, device=target.device)
         self._samplings: dict[tuple[LiveRequest, ...], BatchSampling] = {}
         self._drafted: Drafted | None = None
-        self._outputs: list[RequestOutput] = []
-        self._known_ids: set[tuple[str, int]] = set()
+        self._finished: list[tuple[LiveRequest, float]] = []
+        self._live_ids: set[tuple[str, int]] = set()
         self.cache_plan = plan_cache(
             target.cache_groups,
             config,
@@ -114,15 +114,17 @@ class Engine:
         max_output = self.max_context - len(prompt)
         max_tokens = len(prompt) + min(params.max_new_tokens, max_output)
         self.cache_plan.check_servable(request.request_id, max_tokens)
-        self._known_ids.add((request.request_id, request.turn))
+        self._live_ids.add((request.request_id, request.turn))
         stops = StopChecker(
             params, eos_ids=self._eos_ids, max_output=max_output, detokenize=self._detokenize
         )
+        # Turns of one conversation are requests of their own, with noise of their own.
+        name = f"{request.request_id} turn {request.turn}"
         self._scheduler.add(
             LiveRequest(
                 request=request,
                 stops=stops,
-                stream=stream_key(params.seed, request_id=request.request_id, run_seed=self.config.seed),
+                stream=stream_key(params.seed, request_id=name, run_seed=self.config.seed),
                 tokens=list(prompt),
                 num_prompt=len(prompt),
                 max_tokens=max_tokens,
@@ -137,9 +139,9 @@ class Engine:
         return self.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
-        """Outputs of the requests that finished since the last call."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        """Outputs of the requests that finished since the last call; their text is made here, not in the rounds."""
+        finished, self._finished = self._finished, []
+        return [request_output(live, ended_s=ended_s) for live, ended_s in finished]
 
     def run_round(self) -> RoundRecord | None:
         """One pass of the target and what follows from it; None when there is no work."""
@@ -184,8 +186,8 @@ class Engine:
     def _checked_prompt(self, request: Request) -> tuple[int, ...]:
         """The prompt to run; raises WorkloadError for a request that cannot be run at all."""
         name = f"request {request.request_id}"
-        if (request.request_id, request.turn) in self._known_ids:
-            raise WorkloadError(f"{name} turn {request.turn} was added before; request ids must be unique")
+        if (request.request_id, request.turn) in self._live_ids:
+            raise WorkloadError(f"{name} turn {request.turn} is not finished yet; live request ids must be unique")
         prompt = request.prompt
         if not prompt:
             if self._bos_id is None:
@@ -270,14 +272,16 @@ class Engine:
         finished: Sequence[LiveRequest],
         ended_s: float,
     ) -> None:
-        """Keep the rows of the round and the outputs of the requests that it finished."""
+        """Keep the rows of the round and let go of the requests that it finished."""
         self.rounds.append(record)
         for gain in committed:
             if gain.is_step:
                 gain.live.steps.append(step_row(gain, record))
             else:
                 gain.live.first_token_s = ended_s
-        self._outputs.extend(request_output(live, ended_s=ended_s) for live in finished)
+        for live in finished:
+            self._finished.append((live, ended_s))
+            self._live_ids.remove((live.request.request_id, live.request.turn))
         if finished:
             self._drafter.forget([live.row for live in finished])
 

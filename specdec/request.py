@@ -14,7 +14,7 @@ __all__ = ["FinishReason", "LiveRequest", "Request", "RequestOutput"]
 class Request:
     """One prompt and how to continue it.
 
-    request_id  unique among the requests of an engine
+    request_id  with ``turn``, unique among the unfinished requests of an engine
     prompt      token ids; empty only for a target that has a begin-of-sequence id
     sampling    how tokens are chosen and when the request ends
     turn        index of the turn in its conversation; kept in every row

@@ -58,7 +58,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A proposal and how many of its tokens each of its requests took over."""
+    """A proposal and a host copy of its ``num_drafted_B``."""
 
     proposal: Proposal
     counts: tuple[int, ...]
@@ -82,7 +82,7 @@ def block_logits(batch: Batch, logits_RV: torch.Tensor) -> torch.Tensor:
     """Logits of the emitting requests padded to one width, [B, N, V]; padding repeats a request's last row."""
     width = max(batch.widths)
     if min(batch.widths) == width:
-        return logits_RV.view(len(batch.widths), width, -1)
+        return logits_RV.reshape(len(batch.widths), width, -1)
     rows, start = [], 0
     for own in batch.widths:
         rows.append([start + min(j, own - 1) for j in range(width)])
@@ -104,6 +104,7 @@ def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
     counts = tuple(len(live.draft) for live in emitting)
     indices = [live.draft_index if live.draft else 0 for live in emitting]
     proposal = drafted.proposal
+    # A drafter may report tokens for requests that wanted none; then the counts differ.
     if counts == drafted.counts and indices == list(range(len(counts))):
         return proposal
     index_B = torch.tensor(indices, device=proposal.tokens_BK.device)
@@ -233,7 +234,7 @@ def take_drafts(
         _check_draft(live, draft, limit=limit, num_drafted=line[0], vocab_size=vocab_size)
         live.draft = draft
         live.draft_index = index
-        counts.append(len(draft))
+        counts.append(line[0])
     return Drafted(proposal, tuple(counts))
 
 

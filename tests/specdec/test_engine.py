@@ -114,6 +114,13 @@ def test_stops_inside_an_accepted_block_are_those_of_plain_decoding(
     assert [step.cut for step in found.steps[:-1]] == ["none"] * (len(found.steps) - 1)
 
 
+@pytest.mark.parametrize(("budget", "proposed"), [(2, [0]), (3, [1]), (7, [5]), (12, [8, 1]), (13, [8, 2])])
+def test_drafts_and_the_token_after_them_fit_into_the_budget(budget: int, proposed: list[int]) -> None:
+    output = run_one(scripted_engine(8), max_new_tokens=budget, ignore_eos=True)
+    assert [step.proposed for step in output.steps] == proposed
+    assert output.steps[-1].emitted == proposed[-1] + 1
+
+
 def test_text_ends_before_the_stop_string_and_ids_hold_it() -> None:
     output = run_one(scripted_engine(4), stop=("gh",))
     assert output.text == "def"
@@ -174,12 +181,15 @@ def test_prompt_token_outside_the_vocabulary_is_refused(prompt: tuple[int, ...])
         scripted_engine().add(Request(request_id="a", prompt=prompt))
 
 
-def test_second_request_of_one_id_is_refused() -> None:
+def test_second_live_request_of_one_id_is_refused() -> None:
     engine = scripted_engine()
     engine.add(Request(request_id="a", prompt=PROMPT))
     engine.add(Request(request_id="a", prompt=PROMPT, turn=1))
-    with pytest.raises(WorkloadError, match="request a turn 0 was added before"):
+    with pytest.raises(WorkloadError, match="request a turn 0 is not finished yet"):
         engine.add(Request(request_id="a", prompt=PROMPT))
+    engine.run()
+    engine.add(Request(request_id="a", prompt=PROMPT))
+    assert len(engine.run()) == 1
 
 
 def test_stop_string_without_a_tokenizer_is_refused() -> None:
@@ -342,5 +352,6 @@ def test_seeded_request_gives_the_same_text_whatever_shares_its_batch() -> None:
 def test_unseeded_requests_do_not_share_a_stream() -> None:
     engine = Engine(TableTarget(), PlainDrafter(), GumbelVerifier(), EngineConfig(max_batch=2))
     sampling = SamplingParams(temperature=1.0, max_new_tokens=30)
-    outputs = run_checked(engine, [Request(request_id=n, prompt=(3, 4), sampling=sampling) for n in "ab"])
-    assert outputs["a"].output_ids != outputs["b"].output_ids
+    for name, turn in (("a", 0), ("b", 0), ("a", 1)):
+        engine.add(Request(request_id=name, turn=turn, prompt=(3, 4), sampling=sampling))
+    assert len({output.output_ids for output in engine.run()}) == 3

@@ -19,7 +19,7 @@ WINDOW = CacheGroupSpec(
         ("max_context", 1),
         ("num_pages", 1),
         ("fixed_rows", 0),
-        ("seed", -1),
+        ("seed", 1.5),
         ("batch_invariant", 1),
     ],
 )

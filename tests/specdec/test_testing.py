@@ -89,6 +89,19 @@ def too_many(inputs: DraftInput) -> Proposal:
     return Proposal(tokens_BK=tokens_BK, num_drafted_B=torch.full((inputs.layout.num_reqs,), 2))
 
 
+def careless(inputs: DraftInput) -> Proposal:
+    """Full of tokens for requests that want none, and of nonsense beyond each request's draft."""
+    counts_B = torch.tensor(inputs.max_draft_B)
+    unwanted_B = ~torch.tensor(inputs.wanted_B)
+    tokens_BK = torch.where(torch.arange(2) < counts_B[:, None], inputs.last_tokens_B[:, None], 10**6)
+    tokens_BK[unwanted_B] = 3
+    return Proposal(tokens_BK=tokens_BK, num_drafted_B=torch.where(unwanted_B, 2, counts_B))
+
+
+def test_check_drafter_allows_anything_beyond_what_was_wanted() -> None:
+    assert check_drafter(FunctionConfig(propose=careless)).num_accepted > 0
+
+
 def impossible_law(inputs: DraftInput) -> Proposal:
     probs_BKV = torch.zeros(inputs.layout.num_reqs, 2, 13)
     probs_BKV[..., 4] = 1.0
