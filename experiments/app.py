@@ -24,7 +24,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, run_job
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -115,8 +115,7 @@ class App:
 
     def _launch(self, application: Hydra, config_name: str, args: Namespace) -> int:
         overrides = list(args.overrides)
-        mode = application.get_mode(config_name=config_name, overrides=overrides)
-        if args.multirun or mode == RunMode.MULTIRUN:
+        if args.multirun or (_may_set_mode(overrides) and _asks_for_sweep(application, config_name, overrides)):
             return self._sweep(application, config_name, [*overrides, "hydra.mode=MULTIRUN"])
         return self._single(application, config_name, [*overrides, "hydra.mode=RUN"])
 
@@ -128,7 +127,14 @@ class App:
             raise ConfigError("shard picks a part of a sweep: add -m (conf: shard)")
         self.check(without_hydra(composed))
         capture = Capture(self.run)
-        application.run(config_name=config_name, task_function=capture, overrides=overrides)
+        run_job(
+            task_function=capture,
+            config=composed,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+            hydra_context=HydraContext(config_loader=application.config_loader, callbacks=Callbacks(composed)),
+            configure_logging=False,
+        )
         if capture.error is None:
             return 0
         if isinstance(capture.error, SpecDecError):
@@ -219,6 +225,15 @@ def shard_of(text: str | None) -> slice:
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(f"shard must be i/n with 0 <= i < n, such as 0/4, got {text!r}")
     return slice(int(index), None, int(count))
+
+
+def _may_set_mode(overrides: Sequence[str]) -> bool:
+    """Whether it is worth composing once more to learn the mode: only a file or Hydra's own key can set it."""
+    return any(word in line for line in overrides for word in ("sweep", "hydra.mode", "experiment"))
+
+
+def _asks_for_sweep(application: Hydra, config_name: str, overrides: list[str]) -> bool:
+    return application.get_mode(config_name=config_name, overrides=overrides) == RunMode.MULTIRUN
 
 
 def _run_suffix() -> str:

@@ -66,7 +66,8 @@ def _key_lines(folder: Path, group: str) -> list[str]:
     paths = sorted(folder.glob("*.yaml"))
     for path in paths:
         for spec in _fields_of(path):
-            options.setdefault(f"  {group}.{spec.name}={_default(spec)}".ljust(44) + describe(spec), []).append(path.stem)
+            line = f"  {group}.{spec.name}={_default(spec)}".ljust(44) + describe(spec)
+            options.setdefault(line, []).append(path.stem)
     return [
         line if len(names) == len(paths) else f"{line}  ({', '.join(names)})" for line, names in options.items()
     ]

@@ -74,7 +74,7 @@ def describe(spec: Field) -> str:
         names.append("null")
     allowed = spec.metadata.get("allowed")
     if allowed is not None and allowed.choices:
-        return str(allowed)
+        return f"{allowed} or null" if "null" in names else str(allowed)
     kind = " or ".join(names) or "a mapping"
     return kind if allowed is None or str(allowed) == "any value" else f"{kind}, {allowed}"
 
