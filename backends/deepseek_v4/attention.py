@@ -77,8 +77,8 @@ class Attention(nn.Module):
 def attention_scores(q: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
     """Scaled products, float32 [..., Q, H, N], of ``q`` [..., Q, H, d] with ``keys`` [..., N, d]."""
     num_queries, num_heads = q.shape[-3:-1]
-    flat = (q * scale).flatten(-3, -2) @ keys.transpose(-1, -2)
-    return flat.unflatten(-2, (num_queries, num_heads)).float()
+    flat = q.flatten(-3, -2) @ keys.transpose(-1, -2)
+    return flat.unflatten(-2, (num_queries, num_heads)).float() * scale
 
 
 def sink_softmax(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -114,8 +114,8 @@ def attend(
     scores = attention_scores(q, keys, scale).masked_fill(~valid.unsqueeze(-2), float("-inf"))
     num_shared = scores.shape[-1]
     if own_keys is not None:
-        own = (q * scale) @ own_keys.transpose(-1, -2)
-        scores = torch.cat((scores, own.float()), dim=-1)
+        own = (q @ own_keys.transpose(-1, -2)).float() * scale
+        scores = torch.cat((scores, own), dim=-1)
     weights = sink_softmax(scores, sinks).to(q.dtype)
     num_queries, num_heads = q.shape[-3:-1]
     out = weights[..., :num_shared].flatten(-3, -2) @ keys

@@ -23,7 +23,7 @@ class Block(nn.Module):
 
     def __init__(self, config: DeepseekV4Config, layer: int) -> None:
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config = config
         num, width = config.hc_mult, config.hc_mult * config.hidden_size
         num_mixes = 2 * num + num * num
         self.attn = Attention(config, layer)

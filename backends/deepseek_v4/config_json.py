@@ -5,6 +5,7 @@ It knows the two spellings and what of them is unsupported; limits of the values
 
 from collections.abc import Mapping
 
+from specdec.checks import positive_int
 from specdec.errors import ConfigError
 
 WHERE = "config.json"
@@ -64,6 +65,8 @@ def read_fields(raw: Mapping[str, object]) -> tuple[dict[str, object], dict[str,
     missing = [key for key in _REQUIRED if raw.get(key) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing (conf: {WHERE})")
+    for key in ("num_hidden_layers", "head_dim"):
+        positive_int(key, raw[key], where=WHERE)
     fields = {key: raw[key] for key in (*_REQUIRED, *_OPTIONAL) if raw.get(key) is not None}
     fields["bos_token_id"] = raw.get("bos_token_id", 0)
     fields["eos_token_ids"] = _eos(raw.get("eos_token_id", 1))
@@ -96,6 +99,20 @@ def _eos(value: object) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+def _list(raw: Mapping[str, object], key: str) -> tuple[object, ...]:
+    if not isinstance(raw[key], list | tuple):
+        raise ConfigError(f"{key} must be a list with one entry per layer, got {raw[key]!r} (conf: {WHERE})")
+    return tuple(raw[key])
+
+
+def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """A nested object; absent or null: empty."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} must be an object, got {value!r} (conf: {WHERE})")
+    return value or {}
+
+
 def _num_nextn(raw: Mapping[str, object]) -> int:
     value = raw.get("num_nextn_predict_layers", 1)
     return value if isinstance(value, int) else 1
@@ -118,10 +135,10 @@ def _listed_ratios(raw: Mapping[str, object]) -> tuple[int, ...]:
     if raw.get("layer_types") is None:
         if raw.get("compress_ratios") is None:
             raise ConfigError(f"compress_ratios (or layer_types) missing (conf: {WHERE})")
-        return tuple(raw["compress_ratios"])
-    given = raw.get("compress_rates") or {}
-    rates = {_WINDOW: 0, **_DEFAULT_RATES, **given}
-    unknown = sorted(set(raw["layer_types"]) - {_WINDOW, _CSA, _HCA})
+        return _list(raw, "compress_ratios")
+    rates = {_WINDOW: 0, **_DEFAULT_RATES, **_section(raw, "compress_rates")}
+    kinds = _list(raw, "layer_types")
+    unknown = sorted(set(kinds) - {_WINDOW, _CSA, _HCA})
     if unknown:
         raise ConfigError(f"layer_types must hold {_WINDOW}, {_CSA} or {_HCA}, got {unknown[0]!r} (conf: {WHERE})")
     for kind in (_CSA, _HCA):
@@ -130,13 +147,13 @@ def _listed_ratios(raw: Mapping[str, object]) -> tuple[int, ...]:
                 f"Unsupported compress_ratio={rates[kind]}: compress_rates[{kind}] must be {_DEFAULT_RATES[kind]} "
                 f"(conf: {WHERE})"
             )
-    return tuple(rates[kind] for kind in raw["layer_types"])
+    return tuple(rates[kind] for kind in kinds)
 
 
 def _num_hash_layers(raw: Mapping[str, object]) -> int:
-    kinds = raw.get("mlp_layer_types")
-    if kinds is None:
+    if raw.get("mlp_layer_types") is None:
         return raw.get("num_hash_layers") or 0
+    kinds = _list(raw, "mlp_layer_types")
     leading = next((i for i, kind in enumerate(kinds) if kind != "hash_moe"), len(kinds))
     if any(kind != "moe" for kind in kinds[leading:]):
         raise ConfigError(
@@ -147,10 +164,10 @@ def _num_hash_layers(raw: Mapping[str, object]) -> int:
 
 def _rope_sections(raw: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """The rope settings of window-only layers and of compressing layers."""
-    nested = raw.get("rope_parameters") or {}
+    nested = _section(raw, "rope_parameters")
     if isinstance(nested.get("main"), Mapping) and isinstance(nested.get("compress"), Mapping):
         return nested["main"], nested["compress"]
-    flat = {**nested, **(raw.get("rope_scaling") or {})}
+    flat = {**nested, **_section(raw, "rope_scaling")}
     return {}, {key: value for key, value in flat.items() if key != "rope_theta"}
 
 

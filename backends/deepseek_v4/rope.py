@@ -5,6 +5,7 @@ hands to all layers of a kind.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,13 +54,13 @@ class Rotary(nn.Module):
 
     def __init__(self, rope: RopeParameters) -> None:
         super().__init__()
-        self.parameters_of_rope = rope
+        self.rope = rope
         self.register_buffer("inv_freq", inverse_frequencies(rope), persistent=False)
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Rotary":
         # Casting a model to bf16 or materialising it from the meta device must not touch the frequencies.
         super()._apply(fn, recurse)
-        self.inv_freq = inverse_frequencies(self.parameters_of_rope).to(self.inv_freq.device)
+        self.inv_freq = inverse_frequencies(self.rope).to(self.inv_freq.device)
         return self
 
     def forward(self, positions: torch.Tensor) -> Rope:

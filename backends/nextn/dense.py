@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from backends.deepseek_v4.attention import Attention
+from backends.deepseek_v4.block import AttentionStep
 from backends.deepseek_v4.dense import window_attend
 from backends.deepseek_v4.rope import Rope
 from backends.nextn.model import NextNModel
@@ -45,7 +46,9 @@ def dense_nextn(
     return tuple(outputs)
 
 
-def _step(rope: Rope, window: int, keys: tuple[torch.Tensor, ...], made: list[torch.Tensor]):
+def _step(
+    rope: Rope, window: int, keys: tuple[torch.Tensor, ...], made: list[torch.Tensor]
+) -> AttentionStep:
     """Attention of the next depth given the ``keys`` [B, L, d] of all before; appends its own keys to ``made``."""
 
     def run(attention: Attention, x: torch.Tensor) -> torch.Tensor:
