@@ -9,8 +9,9 @@ import torch
 
 from backends.deepseek_v4.config import DeepseekV4Config, YarnScaling
 from backends.deepseek_v4.dense import dense_forward
-from backends.deepseek_v4.model import DeepseekV4Model
-from backends.deepseek_v4.target import DeepseekV4Target, PassConfig
+from backends.deepseek_v4.model import DeepseekV4Model, cast_parameters
+from backends.deepseek_v4.passes import PassConfig, target_layout
+from backends.deepseek_v4.target import DeepseekV4Target
 from backends.nextn.dense import dense_nextn
 from backends.nextn.model import NextNModel
 from specdec.api import Draft, DraftInput, GroupTable, TargetOutput
@@ -177,9 +178,7 @@ class PagedWorld:
             return dense_forward(self.target.model, torch.tensor([list(tokens)])).streams[0]
 
 
-def layout_of_chunks(
-    chunks: Sequence[tuple[int, int, Sequence[int]]], *, num_prefill_reqs: int = 0
-) -> RoundLayout:
+def layout_of_chunks(chunks: Sequence[tuple[int, int, Sequence[int]]], *, num_prefill_reqs: int = 0) -> RoundLayout:
     num_tokens = sum(len(tokens) for _, _, tokens in chunks)
     return RoundLayout(
         rows=tuple(row for row, _, _ in chunks),
@@ -201,9 +200,6 @@ def make_world(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> PagedWorld:
-    from backends.deepseek_v4.model import cast_parameters
-    from backends.deepseek_v4.target import target_layout
-
     torch.manual_seed(seed)
     model, nextn = DeepseekV4Model(config), NextNModel(config)
     randomise(model, seed)
@@ -245,3 +241,20 @@ def text() -> list[int]:
     return [generator.randrange(SMALL.vocab_size) for _ in range(600)]
 
 
+@pytest.fixture
+def world_around() -> Callable[[DeepseekV4Model], PagedWorld]:
+    """Factory of float32 worlds with plain caches around a model that exists already."""
+
+    def make(model: DeepseekV4Model, *, max_context: int = 640) -> PagedWorld:
+        from backends.deepseek_v4.target import target_layout
+
+        layout = target_layout(model.config, cache_dtype="fp32", indexer_dtype="plain")
+        specs = layout.slice_layers(0, model.config.num_hidden_layers).group_specs()
+        num_pages = {spec.group_id: 1 + 4 * (spec.pages_for(max_context) + 1) for spec in specs}
+        passes = PassConfig(max_context=max_context)
+        target = DeepseekV4Target.build(
+            model, num_pages, passes, cache_dtype="fp32", indexer_dtype="plain", poison=True
+        )
+        return PagedWorld(target=target, nextn=NextNModel(model.config), num_pages=num_pages)
+
+    return make
