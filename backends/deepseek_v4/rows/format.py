@@ -1,8 +1,8 @@
 """RowFormat: how one cached vector lies inside a page; knows nothing of requests, tables or layers.
 
 A buffer holds ``num_pages`` pages of ``rows_per_page`` rows each; slot ``s`` is row ``s % rows_per_page`` of
-page ``s // rows_per_page``. Page 0 is never handed out to a request, so every format uses its first row as
-the place where unwanted writes land.
+page ``s // rows_per_page``. Page 0 is never handed out to a request: its last row is where unwanted writes land,
+its first row stays as it was allocated.
 
 Letters: X any leading shape, D values of a row, T packed tokens.
 """
@@ -39,8 +39,8 @@ class RowFormat(Protocol):
     def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
         """Store ``rows_TD`` (floating point) at ``slots_T`` (int64), in place; nothing is read back.
 
-        A negative slot means "do not write": its row lands in the first row of page 0, which belongs to
-        nobody. Slots at or beyond the capacity are a mistake of the caller.
+        A negative slot means "do not write": its row lands in the last row of page 0, which belongs to nobody.
+        Slots at or beyond the capacity are a mistake of the caller.
         """
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ class Mxfp4IndexRows:
         return (blocks * e8m0_values(scales_XS).unsqueeze(-1)).flatten(-2)
 
     def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Rotate, quantise and store keys in place; negative slots land in the first row of page 0."""
+        """Rotate, quantise and store keys in place; negative slots land in the last row of page 0."""
         self._pages().store(buffer, slots_T, *self.encode(rows_TD))
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,7 @@ class Fp8KvRows:
         return torch.cat([nope, rope.contiguous().view(torch.bfloat16)], dim=-1)
 
     def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Quantise and store rows in place; negative slots land in the first row of page 0.
+        """Quantise and store rows in place; negative slots land in the last row of page 0.
 
         ``rows_TD`` are already rotated. The two kinds of row differ only in what the caller rotates:
         a sliding-window row is rotated in fp32 after it was rounded to the activation type, a compressed row

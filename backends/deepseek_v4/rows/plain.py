@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backends.deepseek_v4.rows.missing import zero_missing
+from backends.deepseek_v4.rows.missing import writable_slots, zero_missing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,9 @@ class PlainRows:
         return torch.zeros(num_pages, self.rows_per_page, self.width, dtype=self.dtype, device=device)
 
     def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Store rows in place; negative slots land in the first row of page 0."""
-        buffer.view(-1, self.width).index_copy_(0, slots_T.clamp(min=0), rows_TD.to(self.dtype))
+        """Store rows in place; negative slots land in the last row of page 0."""
+        slots = writable_slots(slots_T, self.rows_per_page)
+        buffer.view(-1, self.width).index_copy_(0, slots, rows_TD.to(self.dtype))
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, D] of ``dtype``; zeros for negative slots."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from backends.deepseek_v4.rows.missing import writable_slots
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPages:
@@ -41,8 +43,8 @@ class SplitPages:
     def store(
         self, buffer: torch.Tensor, slots_T: torch.Tensor, values_TV: torch.Tensor, scales_TS: torch.Tensor
     ) -> None:
-        """Copy value and scale bytes (uint8) into their places; negative slots land in row 0 of page 0."""
-        address = self._address(slots_T.clamp(min=0))
+        """Copy value and scale bytes (uint8) into their places; negative slots land in the last row of page 0."""
+        address = self._address(writable_slots(slots_T, self.rows_per_page))
         values, scales = self._records(buffer)
         values.index_put_(address, values_TV)
         scales.index_put_(address, scales_TS)

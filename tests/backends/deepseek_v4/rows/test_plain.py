@@ -63,6 +63,22 @@ def test_take_equals_read_on_real_slots():
         assert torch.equal(fmt.take(buffer, slots), fmt.read(buffer, slots))
 
 
+@pytest.mark.parametrize("rows_per_page", [2, 4, 64])
+def test_slot_zero_stays_zero_whatever_is_discarded(rows_per_page):
+    """A gather that replaces -1 by 0 must not meet the NaN of a padding row."""
+    formats = [kv_rows(d, head_dim=128, rope_dim=64, rows_per_page=rows_per_page) for d in ("fp8", "bf16", "fp32")]
+    formats += [
+        index_rows(d, dim=128, rows_per_page=rows_per_page, plain_dtype=torch.float32)
+        for d in ("plain", "fp8", "mxfp4")
+    ]
+    for fmt in formats:
+        buffer = fmt.allocate(2, CPU)
+        fmt.write(buffer, torch.tensor([-1, -1, -4]), torch.full((3, 128), float("nan")))
+        assert (fmt.take(buffer, torch.tensor([0])) == 0).all()
+        assert (fmt.read(buffer, torch.tensor([-1])) == 0).all()
+        assert buffer[1].count_nonzero() == 0
+
+
 def test_choose_by_cache_type():
     sizes = {d: kv_rows(d, head_dim=512, rope_dim=64, rows_per_page=64).row_bytes for d in ("fp8", "bf16", "fp32")}
     assert sizes == {"fp8": 584, "bf16": 1024, "fp32": 2048}
