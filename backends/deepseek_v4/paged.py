@@ -14,11 +14,11 @@ from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import INDEX_STATE_GROUP, SWA_GROUP, AttentionKind, state_group
 from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.indexer import Indexer, select_topk
-from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, Reach, Segment
+from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, Reach
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.rope import Rope, Rotary
 from backends.deepseek_v4.rows.format import RowFormat
-from backends.deepseek_v4.segments import attend, segment_bias, selected_slots
+from backends.deepseek_v4.segments import AttentionInput, attend_segments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,57 +66,21 @@ class PagedPass:
         rope = self.ropes.of(kind)
         q_THD, keys_TD, latent_TL = attention.project(x_TD, rope)
         self.pool.swa_rows.write(self.pool.swa(layer), self.plan.write_slots[SWA_GROUP], keys_TD)
-        selections = None
+        selections: tuple[torch.Tensor | None, ...] = ()
         if kind.compresses:
             self._compress(layer, kind, attention.compressor, x_TD)
         if kind is AttentionKind.CSA:
             self._compress_index(layer, attention.indexer, x_TD)
             selections = self._select(layer, attention.indexer, x_TD, latent_TL)
-        return attention.output(self.attend(layer, attention, q_THD, selections), rope)
-
-    def attend(
-        self,
-        layer: int,
-        attention: Attention,
-        q_THD: torch.Tensor,
-        selections: list[torch.Tensor | None] | None,
-        segments: tuple[Segment, ...] | None = None,
-    ) -> torch.Tensor:
-        """Attention results [T, H, d] of the segments (default: all) from caches that are already written.
-
-        ``selections`` has the selected rows [G, M, k] of each segment, or None where a segment sees all rows.
-        """
-        segments = self.plan.segments if segments is None else segments
-        selections = [None] * len(segments) if selections is None else selections
-        parts = [
-            self._attend_segment(layer, attention, q_THD, segment, selection)
-            for segment, selection in zip(segments, selections, strict=True)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts) if parts else q_THD[:0]
-
-    def _attend_segment(
-        self,
-        layer: int,
-        attention: Attention,
-        q_THD: torch.Tensor,
-        segment: Segment,
-        selection_GMk: torch.Tensor | None,
-    ) -> torch.Tensor:
-        num_heads, dim = q_THD.shape[1:]
-        q_GQD = q_THD[segment.first : segment.last].view(segment.num_groups, segment.width * num_heads, dim)
-        kind = self.pool.kind(layer)
-        view = segment.compressed.get(kind)
-        keys_GKD = self.pool.swa_rows.take(self.pool.swa(layer), segment.window_slots_GK)
-        if view is not None:
-            slots = selected_slots(view, selection_GMk) if view.reach is Reach.GATHER else view.slots_GC
-            more_GCD = self.pool.compressed_rows(layer).take(self.pool.compressed(layer), slots)
-            keys_GKD = torch.cat([keys_GKD, more_GCD], dim=1)
-        bias_GQK = segment_bias(segment, view, selection_GMk, num_heads)
-        sinks_Q1 = attention.attn_sink.float().repeat(segment.width).unsqueeze(1)
-        out_GQD = attend(q_GQD, keys_GKD.to(q_GQD.dtype), bias_GQK, sinks_Q1, attention.scale)
-        return out_GQD.view(-1, num_heads, dim)
+        step = AttentionInput(
+            plan=self.plan,
+            layer=layer,
+            q_THD=q_THD,
+            sinks_H=attention.attn_sink,
+            scale=attention.scale,
+            selections=selections,
+        )
+        return attention.output(attend_segments(self.pool, step, self.plan.segments), rope)
 
     def _compress(self, layer: int, kind: AttentionKind, compressor: Compressor, x_TD: torch.Tensor) -> None:
         """Write the tokens' state rows and the compressed rows that they close."""
@@ -156,11 +120,11 @@ class PagedPass:
 
     def _select(
         self, layer: int, indexer: Indexer, x_TD: torch.Tensor, latent_TL: torch.Tensor
-    ) -> list[torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, ...]:
         """Per segment the selected rows [G, M, k] (ascending, left-packed, then -1), or None if all are seen."""
         views = [segment.compressed.get(AttentionKind.CSA) for segment in self.plan.segments]
         if all(view is None or view.reach is Reach.ALL for view in views):
-            return [None] * len(views)
+            return (None,) * len(views)
         q_TJD = self.pool.index_rows(layer).prepare_query(indexer.query(latent_TL, self.ropes.compress))
         weights_TJ = indexer.weights(x_TD)
         selections = []
@@ -176,7 +140,7 @@ class PagedPass:
                 keys_GCD,
             )
             selections.append(select_topk(scores_GMC, view.select_k, view.visible_GMC))
-        return selections
+        return tuple(selections)
 
 
 def _index_windows(boundaries: Boundaries) -> tuple[torch.Tensor, torch.Tensor]:

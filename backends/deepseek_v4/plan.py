@@ -32,7 +32,7 @@ from backends.deepseek_v4.slots import entry_slots, history_slots, range_slots
 from specdec.api import GroupTable, Tables
 from specdec.cache.spec import PAD_SLOT, ceil_div
 from specdec.errors import MetadataError
-from specdec.layout import RoundLayout
+from specdec.layout import ForwardMode, RoundLayout
 
 HIDDEN = float("-inf")
 
@@ -52,15 +52,16 @@ def plan_forward(
     num_tokens = sum(span.num_groups * span.width for span in spans)
     padding = num_tokens - layout.num_tokens
     raw_T = _tensor(layout.positions + (PAD_POSITION,) * padding, device)
+    is_padded = padding > 0 or shape.num_reqs > 0
     parts = [_plan_span(span, tables, spec, shape, raw_T) for span in spans]
     return ForwardPlan(
-        mode=layout.mode,
+        mode=ForwardMode.DECODE if shape.num_reqs else layout.mode,
         num_reqs=num_reqs,
         num_tokens=num_tokens,
         num_prefill_reqs=layout.num_prefill_reqs,
         num_prefill_tokens=layout.num_prefill_tokens,
-        positions_T=raw_T.clamp(min=0) if padding else raw_T,
-        valid_T=raw_T >= 0 if padding else None,
+        positions_T=raw_T.clamp(min=0) if is_padded else raw_T,
+        valid_T=raw_T >= 0 if is_padded else None,
         write_slots=_join([slots for slots, _ in parts]),
         boundaries=_boundaries(layout, tables, spec, shape, raw_T),
         segments=tuple(segment for _, segments in parts for segment in segments),
@@ -114,7 +115,7 @@ def _spans(layout: RoundLayout, shape: PlanShape) -> list[_Span]:
     if shape.per_token:
         return [_token_span(layout, shape.num_tokens or layout.num_tokens)]
     if shape.num_reqs:
-        return [_padded_span(layout, shape.num_reqs)]
+        return [_padded_span(layout, shape)]
     spans = []
     for b in range(layout.num_prefill_reqs):
         spans.append(_run(layout, range(b, b + 1), is_prefill=True))
@@ -148,16 +149,19 @@ def _token_span(layout: RoundLayout, num_tokens: int) -> _Span:
     )
 
 
-def _padded_span(layout: RoundLayout, num_reqs: int) -> _Span:
+def _padded_span(layout: RoundLayout, shape: PlanShape) -> _Span:
+    """All requests as groups of one width; requests beyond the layout's are padding before position 0."""
     widths = set(layout.query_lens)
-    if len(widths) != 1 or layout.num_prefill_reqs:
-        raise MetadataError(f"a padded pass must be uniformly packed decode rows, got lengths {layout.query_lens}")
-    (width,) = widths
-    padding = num_reqs - layout.num_reqs
+    width = shape.num_tokens // shape.num_reqs if shape.num_tokens else max(widths, default=1)
+    if widths - {width} or layout.num_prefill_reqs:
+        raise MetadataError(
+            f"a padded pass must be uniformly packed decode rows of {width} tokens, got lengths {layout.query_lens}"
+        )
+    padding = shape.num_reqs - layout.num_reqs
     if padding < 0:
-        raise MetadataError(f"{layout.num_reqs} requests do not fit into a pass of {num_reqs}")
+        raise MetadataError(f"{layout.num_reqs} requests do not fit into a pass of {shape.num_reqs}")
     starts = layout.start_positions + (-width,) * padding
-    return _Span(first=0, reqs=range(num_reqs), starts=starts, width=width, is_prefill=False)
+    return _Span(first=0, reqs=range(shape.num_reqs), starts=starts, width=width, is_prefill=False)
 
 
 def _plan_span(

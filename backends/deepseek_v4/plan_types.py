@@ -66,7 +66,7 @@ class PlanShape:
     """How far a plan's shapes may follow its contents.
 
     num_reqs         requests after padding; 0: as many as the layout has (decode only)
-    num_tokens       packed tokens after padding; 0: as many as the layout has
+    num_tokens       packed tokens after padding; 0: as many as the requests have
     per_token        every token is a group of its own, so that its row shares no product with another row
     constant_widths  the number of compressed rows comes from the context limit
     all_boundaries   every token is treated as if it closed a compressed row, so that their number is constant

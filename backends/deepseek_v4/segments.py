@@ -1,19 +1,71 @@
-"""Attention of one segment: gathers the keys that a plan names and attends them with a sink.
+"""Attention of segments: gathers the keys that a plan names and attends them with a sink.
 
 Plain torch on any device; knows neither weights nor how slots came about. Letters: see ``plan_types``.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
-from backends.deepseek_v4.plan_types import CompressedView, Reach, Segment
-from backends.deepseek_v4.rows.format import RowFormat
+from backends.deepseek_v4.plan_types import CompressedView, ForwardPlan, Reach, Segment
+from backends.deepseek_v4.pool import CachePool
+from specdec.errors import MetadataError
 
 HIDDEN = float("-inf")
 
 
-def segment_keys(rows: RowFormat, buffer: torch.Tensor, slots_GK: torch.Tensor) -> torch.Tensor:
-    """Keys [G, K, D] at slots that are all 0 or more."""
-    return rows.take(buffer, slots_GK)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionInput:
+    """One layer's attention over caches that are already written.
+
+    plan        the pass
+    layer       layer of the cache pool
+    q_THD       rotated queries of all planned tokens
+    sinks_H     natural-log weights in the denominator
+    scale       factor of the products
+    selections  for a CSA layer the selected compressed rows of each segment, int64 [G, M, k], left-packed, then
+                -1; None where the segment sees all rows. Empty: every segment sees all rows
+    """
+
+    plan: ForwardPlan
+    layer: int
+    q_THD: torch.Tensor
+    sinks_H: torch.Tensor
+    scale: float
+    selections: tuple[torch.Tensor | None, ...] = ()
+
+
+def attend_segments(pool: CachePool, step: AttentionInput, segments: Sequence[Segment]) -> torch.Tensor:
+    """Attention results [T, H, d] of consecutive segments of ``step.plan``, in token order.
+
+    Raises MetadataError when a segment selects rows and ``selections`` has none for it.
+    """
+    selections = step.selections or (None,) * len(segments)
+    parts = [_attend(pool, step, one, chosen) for one, chosen in zip(segments, selections, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else step.q_THD[:0]
+
+
+def _attend(
+    pool: CachePool, step: AttentionInput, segment: Segment, selection_GMk: torch.Tensor | None
+) -> torch.Tensor:
+    kind = pool.kind(step.layer)
+    view = segment.compressed.get(kind)
+    if view is not None and view.reach is not Reach.ALL and selection_GMk is None:
+        raise MetadataError(f"{kind.name} attention of layer {step.layer} requires top-k indices")
+    num_heads, dim = step.q_THD.shape[1:]
+    q_THD = step.q_THD[segment.first : segment.last]
+    q_GQD = q_THD.view(segment.num_groups, segment.width * num_heads, dim)
+    keys_GKD = pool.swa_rows.take(pool.swa(step.layer), segment.window_slots_GK)
+    if view is not None:
+        slots = selected_slots(view, selection_GMk) if view.reach is Reach.GATHER else view.slots_GC
+        more_GCD = pool.compressed_rows(step.layer).take(pool.compressed(step.layer), slots)
+        keys_GKD = torch.cat([keys_GKD, more_GCD], dim=1)
+    bias_GQK = segment_bias(segment, view, selection_GMk, num_heads)
+    sinks_Q1 = step.sinks_H.float().repeat(segment.width).unsqueeze(1)
+    return attend(q_GQD, keys_GKD.to(q_GQD.dtype), bias_GQK, sinks_Q1, step.scale).view(-1, num_heads, dim)
 
 
 def selected_slots(view: CompressedView, selection_GMk: torch.Tensor) -> torch.Tensor:

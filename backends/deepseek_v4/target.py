@@ -4,83 +4,20 @@ Owns the weights and the cache pool; everything about a pass comes in as argumen
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from backends.deepseek_v4.cache_groups import CacheLayout
-from backends.deepseek_v4.config import DeepseekV4Config
+from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.moe import ExpertPath
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
-from backends.deepseek_v4.plan import plan_forward
-from backends.deepseek_v4.plan_types import EAGER, ForwardPlan, PlanShape, PlanSpec
+from backends.deepseek_v4.passes import PassConfig, plan_spec, target_layout
+from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
 from specdec.api import LAST_LAYER, CacheGroupSpec, Tables, TargetOutput
-from specdec.checks import flag, positive_int
-from specdec.errors import CapacityError, ConfigError
+from specdec.errors import ConfigError
 from specdec.layout import RoundLayout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassConfig:
-    """How passes are shaped.
-
-    max_context      positions of the longest request, in tokens
-    batch_invariant  every product on exactly ``fixed_rows`` rows and attention over constant widths, so that the
-                     result of a row does not depend, bit for bit, on what else is in the pass
-    fixed_rows       rows of every pass under ``batch_invariant``; longer passes are refused
-    query_block      most queries of a prompt chunk that are attended at once
-    """
-
-    max_context: int
-    batch_invariant: bool = False
-    fixed_rows: int = 8
-    query_block: int = 128
-
-    def __post_init__(self) -> None:
-        positive_int("max_context", self.max_context, where="engine.max_context")
-        flag("batch_invariant", self.batch_invariant, where="engine.batch_invariant")
-        positive_int("fixed_rows", self.fixed_rows, where="engine.fixed_rows")
-        positive_int("query_block", self.query_block)
-
-    def shape(self, num_tokens: int) -> PlanShape:
-        """Plan shape of a pass. Raises CapacityError when it has more tokens than ``fixed_rows`` allow."""
-        if not self.batch_invariant:
-            return EAGER
-        if num_tokens > self.fixed_rows:
-            raise CapacityError(
-                f"engine.batch_invariant computes every pass on engine.fixed_rows={self.fixed_rows} rows, "
-                f"got {num_tokens} tokens"
-            )
-        return PlanShape(num_tokens=self.fixed_rows, per_token=True, constant_widths=True)
-
-
-def plan_spec(config: DeepseekV4Config, layout: CacheLayout, passes: PassConfig) -> PlanSpec:
-    """What planning must know of the layers of ``layout``."""
-    return PlanSpec(
-        groups={spec.group_id: spec for spec in layout.group_specs()},
-        kinds=layout.compressing_kinds,
-        window_tokens=layout.sliding_window,
-        num_heads=config.num_attention_heads,
-        index_topk=config.index_topk,
-        max_context=passes.max_context,
-        query_block=passes.query_block,
-    )
-
-
-def target_layout(config: DeepseekV4Config, *, cache_dtype: str, indexer_dtype: str) -> CacheLayout:
-    """Cache layout of all layers of a checkpoint: the target's, then the NextN layer's."""
-    return CacheLayout(
-        compress_ratios=config.compress_ratios,
-        sliding_window=config.sliding_window,
-        head_dim=config.head_dim,
-        rope_dim=config.qk_rope_head_dim,
-        index_head_dim=config.index_head_dim,
-        cache_dtype=cache_dtype,
-        indexer_dtype=indexer_dtype,
-    )
 
 
 class DeepseekV4Target:
@@ -94,7 +31,7 @@ class DeepseekV4Target:
         self.model = model.eval()
         self.pool = pool
         self.passes = passes
-        self.spec = plan_spec(model.config, pool.layout, passes)
+        self.backend = DeepseekV4AttentionBackend(plan_spec(model.config, pool.layout, passes), pool, passes)
         self.vocab_size = model.config.vocab_size
         self.max_context = passes.max_context
         self.device = pool.device
@@ -121,11 +58,6 @@ class DeepseekV4Target:
         pool = CachePool(layers, num_pages, device=model.embed.weight.device, poison=poison)
         return cls(model, pool, passes)
 
-    def plan(self, layout: RoundLayout, tables: Tables) -> ForwardPlan:
-        """The index tensors of a pass."""
-        shape = self.passes.shape(layout.num_tokens)
-        return plan_forward(layout, tables, self.spec, device=self.device, shape=shape)
-
     def forward(
         self,
         layout: RoundLayout,
@@ -139,7 +71,7 @@ class DeepseekV4Target:
         ``tokens_T`` int64 [T]. Raises MetadataError for tables that do not fit the layout and CapacityError for
         a pass that is longer than ``PassConfig.fixed_rows`` allow.
         """
-        plan = self.plan(layout, tables)
+        plan = self.backend.plan(layout, tables)
         return self.run(plan, tokens_T, logit_rows=layout.logit_rows, hidden_layers=hidden_layers)
 
     @torch.no_grad()

@@ -5,18 +5,21 @@ A round is ``begin_draft`` (catch up over the rows of the target's pass), then p
 the embedding of token p + 1; rows of rejected tokens are rewritten by the next catch-up before they are seen.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
-from backends.deepseek_v4.moe import ExpertPath
+from backends.deepseek_v4.forward_inputs import ForwardInputs
+from backends.deepseek_v4.graph_state import GraphBuffers, GraphState, GraphStateInputs
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
+from backends.deepseek_v4.passes import PassConfig, plan_spec, target_layout
 from backends.deepseek_v4.plan import plan_forward
 from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
-from backends.deepseek_v4.target import DeepseekV4Target, PassConfig, plan_spec, target_layout
+from backends.deepseek_v4.target import DeepseekV4Target
 from backends.nextn.config import NextNBackendConfig
 from backends.nextn.model import NextNModel
 from backends.nextn.plan import StepBuffers, plan_step
@@ -24,11 +27,35 @@ from specdec.api import CacheGroupSpec, DraftInput, GroupTable
 from specdec.errors import CapacityError, ConfigError, MetadataError
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """An open draft: how many requests, where their window pages are, and the buffers of its steps.
+
+    valid_B  False for padding requests of a captured round; None when there are none
+    plan     the step's plan, whose tensors are those of ``buffers``
+    """
+
+    table: GroupTable
+    valid_B: torch.Tensor | None
+    buffers: StepBuffers
+    plan: ForwardPlan
+
+    @property
+    def num_reqs(self) -> int:
+        return self.plan.num_reqs
+
+    @property
+    def streams_BSD(self) -> torch.Tensor:
+        return self.buffers.streams_BSD[: self.num_reqs]
+
+
 class NextNBackend:
     """Runs a ``NextNModel`` as ``specdec.api.DraftBackend``.
 
-    Between calls of one round it keeps the draft's streams and the step's plan (``StepBuffers``) and the window
-    table of the round; nothing survives the next ``begin_draft``. Embedding and head are the target's own.
+    Between the calls of one round it keeps the draft's streams and the step's plan (``StepBuffers``) and the
+    window table of the round; nothing survives the next ``begin_draft``. Captured rounds have step buffers of
+    their own, so that eager rounds in between never touch what a recorded step reads. Embedding and head are the
+    target's.
 
     Raises ConfigError when the pool does not hold exactly one window-only layer.
     """
@@ -54,12 +81,10 @@ class NextNBackend:
         )
         self._embed, self._head = embed, head
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
-        self._buffers = StepBuffers(
-            max_batch=config.max_batch, streams_shape=self._streams_shape, spec=self.spec, like=embed.weight
-        )
-        self._plans = {b: self._buffers.plan(b) for b in range(1, config.max_batch + 1)}
-        self._table: GroupTable | None = None
-        self._num_reqs = 0
+        self._eager = self._step_buffers(config.max_batch)
+        self._captured: StepBuffers | None = None
+        self._graphs: GraphState | None = None
+        self._round: _Round | None = None
 
     @classmethod
     def build(cls, model: NextNModel, target: DeepseekV4Target, config: NextNBackendConfig) -> "NextNBackend":
@@ -95,14 +120,44 @@ class NextNBackend:
                 f"{layout.num_reqs} requests exceed max_batch={self.config.max_batch} (conf: engine.max_batch)"
             )
         plan = plan_forward(layout, inputs.tables, self.spec, device=self.pool.device)
-        streams_TSD = inputs.hidden_TD.unflatten(1, self._streams_shape)
-        streams_TSD = self._run(plan, streams_TSD, inputs.next_tokens_T)
-        self._table, self._num_reqs = inputs.tables[SWA_GROUP], layout.num_reqs
+        streams_TSD = self._catch_up(plan, inputs.hidden_TD, inputs.next_tokens_T)
+        self._open(inputs.tables[SWA_GROUP], None, self._eager, layout.num_reqs)
         if not any(inputs.wanted_B):
             return streams_TSD.new_zeros((layout.num_reqs, self._head.out_features), dtype=torch.float32)
-        newest_B = newest_rows(layout.query_starts, inputs.num_committed_B)
-        own_BSD = self._own_streams().copy_(streams_TSD.index_select(0, newest_B))
-        return self.model.logits(own_BSD, self._head)
+        starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64, device=streams_TSD.device)
+        return self._first_logits(streams_TSD, newest_rows(starts_B1, inputs.num_committed_B))
+
+    def init_cuda_graph_state(self, inputs: GraphStateInputs) -> None:
+        """Allocate the persistent buffers of captured rounds."""
+        self._graphs = GraphState(self.spec, inputs, self.pool.device)
+        self._captured = self._step_buffers(inputs.max_batch)
+
+    def init_forward_metadata_capture_cuda_graph(self, inputs: ForwardInputs) -> GraphBuffers:
+        """Buffers of a catch-up pass about to be recorded; see ``GraphState.capture``."""
+        return self._graph_state().capture(inputs)
+
+    def init_forward_metadata_replay_cuda_graph(self, inputs: ForwardInputs, num_reqs: int) -> GraphBuffers:
+        """Buffers of a recorded catch-up pass, refreshed for a round; see ``GraphState.replay``."""
+        return self._graph_state().replay(inputs, num_reqs)
+
+    @torch.no_grad()
+    def begin_captured_draft(
+        self,
+        buffers: GraphBuffers,
+        *,
+        hidden_TD: torch.Tensor,
+        next_tokens_T: torch.Tensor,
+        num_committed_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """``begin_draft`` of a packed decode pass over persistent buffers; device work only.
+
+        Arguments have the rows of the padded pass; returns logits float32 [B, V], unspecified for padding.
+        """
+        assert self._captured is not None, "init_cuda_graph_state comes first"
+        streams_TSD = self._catch_up(buffers.plan, hidden_TD, next_tokens_T)
+        valid_B = buffers.valid_T[:: buffers.key.tokens_per_request]
+        self._open(buffers.tables[SWA_GROUP], valid_B, self._captured, buffers.key.num_reqs)
+        return self._first_logits(streams_TSD, newest_rows(buffers.query_starts_B1.long(), num_committed_B))
 
     @torch.no_grad()
     def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
@@ -111,49 +166,71 @@ class NextNBackend:
         ``seq_lens_B`` int64 [B] includes the token about to be forwarded. Nothing is read back from the device
         and no buffer moves. Raises MetadataError before ``begin_draft`` or for another number of requests.
         """
-        if self._table is None:
-            raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
-        if len(seq_lens_B) != self._num_reqs:
-            raise MetadataError(f"the draft was begun with {self._num_reqs} requests, got {len(seq_lens_B)} lengths")
-        self._buffers.write(plan_step(seq_lens_B, self._table, self.spec))
+        draft = self._opened()
+        if len(seq_lens_B) != draft.num_reqs:
+            raise MetadataError(f"the draft was begun with {draft.num_reqs} requests, got {len(seq_lens_B)} lengths")
+        draft.buffers.write(plan_step(seq_lens_B, draft.table, self.spec, draft.valid_B))
 
     @torch.no_grad()
     def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
-        """One draft step with the token at position ``seq_lens_B``; returns logits float32 [B, V].
+        """One draft step with the tokens drafted last, int64 [B]; returns logits float32 [B, V].
 
-        ``tokens_B`` int64 [B] are the tokens drafted last. The step's position is what
-        ``advance_draft_forward_metadata`` prepared; the draft's own streams are fed back.
+        Its position is what ``advance_draft_forward_metadata`` prepared; the draft's own streams are fed back.
         """
-        plan = self._plans[self._num_reqs]
-        own_BSD = self._own_streams()
-        own_BSD.copy_(self._run(plan, own_BSD, tokens_B))
+        draft = self._opened()
+        own_BSD = draft.streams_BSD
+        own_BSD.copy_(self._run(draft.plan, own_BSD, tokens_B))
         return self.model.logits(own_BSD, self._head)
 
     @property
     def step_plan(self) -> ForwardPlan:
         """The plan of the current step (its tensors are overwritten in place by the next one)."""
-        if self._table is None:
-            raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
-        return self._plans[self._num_reqs]
+        return self._opened().plan
 
-    def _own_streams(self) -> torch.Tensor:
-        return self._buffers.streams_BSD[: self._num_reqs]
+    def _opened(self) -> _Round:
+        if self._round is None:
+            raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
+        return self._round
+
+    def _open(
+        self, table: GroupTable, valid_B: torch.Tensor | None, buffers: StepBuffers, num_reqs: int
+    ) -> None:
+        self._round = _Round(table=table, valid_B=valid_B, buffers=buffers, plan=buffers.plan(num_reqs))
+
+    def _step_buffers(self, max_batch: int) -> StepBuffers:
+        return StepBuffers(
+            max_batch=max_batch, streams_shape=self._streams_shape, spec=self.spec, like=self._embed.weight
+        )
+
+    def _graph_state(self) -> GraphState:
+        if self._graphs is None:
+            raise MetadataError("init_cuda_graph_state must be called before a pass is captured")
+        return self._graphs
+
+    def _catch_up(
+        self, plan: ForwardPlan, hidden_TD: torch.Tensor, next_tokens_T: torch.Tensor
+    ) -> torch.Tensor:
+        """Own streams [T, S, D] of every row of the pass; writes the draft's cache."""
+        return self._run(plan, hidden_TD.unflatten(1, self._streams_shape), next_tokens_T)
+
+    def _first_logits(self, streams_TSD: torch.Tensor, newest_B: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] of the newest rows, whose streams become the draft's own."""
+        own_BSD = self._opened().streams_BSD.copy_(streams_TSD.index_select(0, newest_B))
+        return self.model.logits(own_BSD, self._head)
 
     def _run(self, plan: ForwardPlan, streams_TSD: torch.Tensor, tokens_T: torch.Tensor) -> torch.Tensor:
         """Own streams [T, S, D] of previous streams and the tokens that follow them."""
         ropes = pass_ropes(plan, self.model.window_rotary, None)
         paged = PagedPass(plan=plan, pool=self.pool, ropes=ropes)
         embeddings_TD = self._embed(tokens_T)
-        attend = partial(paged.attention, 0)
-        path: ExpertPath | None = None
-        return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, attend, path)
+        return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, partial(paged.attention, 0))
 
 
-def newest_rows(query_starts: tuple[int, ...], num_committed_B: torch.Tensor) -> torch.Tensor:
+def newest_rows(query_starts_B1: torch.Tensor, num_committed_B: torch.Tensor) -> torch.Tensor:
     """Packed row [B] int64 of each request's newest committed token; never leaves the request's own rows.
 
-    A count of 0 (nothing committed at the context limit) takes the first row, one beyond the rows the last.
+    ``query_starts_B1`` int64 [B + 1] is the prefix sum of the query lengths. A count of 0 (nothing committed at
+    the context limit) takes a request's first row, one beyond its rows the last.
     """
-    starts = torch.tensor(query_starts, dtype=torch.int64, device=num_committed_B.device)
-    starts_B, lens_B = starts[:-1], starts.diff()
+    starts_B, lens_B = query_starts_B1[:-1], query_starts_B1.diff()
     return starts_B + num_committed_B.clamp(min=1).minimum(lens_B) - 1

@@ -168,5 +168,5 @@ def test_the_backend_is_a_draft_backend_and_drafts_through_the_drafter(world, te
 
 
 def test_newest_rows_stay_within_their_request():
-    assert newest_rows((0, 4, 8, 12, 16), torch.tensor([0, 1, 4, 99])).tolist() == [0, 4, 11, 15]
-    assert newest_rows((0, 2, 6, 10), torch.tensor([2, 0, 4])).tolist() == [1, 2, 9]
+    assert newest_rows(torch.tensor([0, 4, 8, 12, 16]), torch.tensor([0, 1, 4, 99])).tolist() == [0, 4, 11, 15]
+    assert newest_rows(torch.tensor([0, 2, 6, 10]), torch.tensor([2, 0, 4])).tolist() == [1, 2, 9]
