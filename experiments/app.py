@@ -7,7 +7,7 @@ job starts, finished jobs are not started again, a failing job does not end the 
 import os
 import secrets
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ class App:
         OmegaConf.register_new_resolver("run_key", run_key, replace=True)
 
     def _dispatch(self, arguments: list[str]) -> int:
-        args = _parser().parse_args(arguments)
+        args = _parse(arguments)
         if args.help:
             print(help_text(CONF, self.config, command=f"python -m experiments.{self.name}"))
             return 0
@@ -260,14 +260,13 @@ def _complain(error: SpecDecError, code: int = EXIT_MISTAKE) -> int:
     return code
 
 
-def _parser() -> ArgumentParser:
-    parser = get_args_parser()
-
-    def refuse(message: str) -> None:
-        raise ConfigError(f"{message} (settings are KEY=VALUE; --help lists them)")
-
-    parser.error = refuse  # argparse would print its usage over several lines
-    return parser
+def _parse(arguments: list[str]) -> Namespace:
+    """Hydra's own flags and the overrides; raises ConfigError for a flag that Hydra does not have."""
+    args, unknown = get_args_parser().parse_known_args(arguments)
+    flags = [word for word in [*unknown, *args.overrides] if word.startswith("-")]
+    if flags:
+        raise ConfigError(f"unknown flag {flags[0]}: settings are KEY=VALUE; --help lists them")
+    return args
 
 
 def _create(name: str, args: Namespace) -> Hydra:
