@@ -5,8 +5,7 @@ back from the device. Letters: see ``plan_types``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +28,7 @@ from backends.deepseek_v4.plan_types import (
     Segment,
 )
 from backends.deepseek_v4.slots import entry_slots, history_slots, range_slots
+from backends.deepseek_v4.spans import Span, plan_spans
 from specdec.api import GroupTable, Tables
 from specdec.cache.spec import PAD_SLOT, ceil_div
 from specdec.errors import MetadataError
@@ -48,7 +48,7 @@ def plan_forward(
     """
     num_reqs = shape.num_reqs or layout.num_reqs
     check_tables(tables, spec, num_reqs)
-    spans = _spans(layout, shape)
+    spans = plan_spans(layout, shape)
     num_tokens = sum(span.num_groups * span.width for span in spans)
     padding = num_tokens - layout.num_tokens
     raw_T = _tensor(layout.positions + (PAD_POSITION,) * padding, device)
@@ -87,85 +87,8 @@ def check_tables(tables: Tables, spec: PlanSpec, num_reqs: int) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Span:
-    """Tokens ``[first, first + G * M)``: M consecutive positions for each of G table rows.
-
-    reqs    table row of each group; a range when they are consecutive
-    starts  first position of each group (padding: all its positions are below 0)
-    """
-
-    first: int
-    reqs: range | tuple[int, ...]
-    starts: tuple[int, ...]
-    width: int
-    is_prefill: bool
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.starts)
-
-    @property
-    def end_position(self) -> int:
-        return max(self.starts) + self.width
-
-
-def _spans(layout: RoundLayout, shape: PlanShape) -> list[_Span]:
-    """Spans that cover the tokens in order, padding last."""
-    if shape.per_token:
-        return [_token_span(layout, shape.num_tokens or layout.num_tokens)]
-    if shape.num_reqs:
-        return [_padded_span(layout, shape)]
-    spans = []
-    for b in range(layout.num_prefill_reqs):
-        spans.append(_run(layout, range(b, b + 1), is_prefill=True))
-    decodes = range(layout.num_prefill_reqs, layout.num_reqs)
-    for _, run in groupby(decodes, key=layout.query_lens.__getitem__):
-        reqs = tuple(run)
-        spans.append(_run(layout, range(reqs[0], reqs[-1] + 1), is_prefill=False))
-    return [span for span in spans if span.width]
-
-
-def _run(layout: RoundLayout, reqs: range, *, is_prefill: bool) -> _Span:
-    return _Span(
-        first=layout.query_starts[reqs.start],
-        reqs=reqs,
-        starts=layout.start_positions[reqs.start : reqs.stop],
-        width=layout.query_lens[reqs.start],
-        is_prefill=is_prefill,
-    )
-
-
-def _token_span(layout: RoundLayout, num_tokens: int) -> _Span:
-    padding = num_tokens - layout.num_tokens
-    if padding < 0:
-        raise MetadataError(f"a pass of {layout.num_tokens} tokens does not fit into {num_tokens} rows")
-    return _Span(
-        first=0,
-        reqs=layout.token_reqs + (0,) * padding,
-        starts=layout.positions + (PAD_POSITION,) * padding,
-        width=1,
-        is_prefill=False,
-    )
-
-
-def _padded_span(layout: RoundLayout, shape: PlanShape) -> _Span:
-    """All requests as groups of one width; requests beyond the layout's are padding before position 0."""
-    widths = set(layout.query_lens)
-    width = shape.num_tokens // shape.num_reqs if shape.num_tokens else max(widths, default=1)
-    if widths - {width} or layout.num_prefill_reqs:
-        raise MetadataError(
-            f"a padded pass must be uniformly packed decode rows of {width} tokens, got lengths {layout.query_lens}"
-        )
-    padding = shape.num_reqs - layout.num_reqs
-    if padding < 0:
-        raise MetadataError(f"{layout.num_reqs} requests do not fit into a pass of {shape.num_reqs}")
-    starts = layout.start_positions + (-width,) * padding
-    return _Span(first=0, reqs=range(shape.num_reqs), starts=starts, width=width, is_prefill=False)
-
-
 def _plan_span(
-    span: _Span, tables: Tables, spec: PlanSpec, shape: PlanShape, raw_T: torch.Tensor
+    span: Span, tables: Tables, spec: PlanSpec, shape: PlanShape, raw_T: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], list[Segment]]:
     """Write slots of a span by group, and its segments."""
     device = raw_T.device
@@ -223,7 +146,7 @@ def _range(
 
 
 def _history(
-    views: Tables, reqs_G: torch.Tensor | None, span: _Span, spec: PlanSpec, shape: PlanShape, kind: AttentionKind
+    views: Tables, reqs_G: torch.Tensor | None, span: Span, spec: PlanSpec, shape: PlanShape, kind: AttentionKind
 ) -> torch.Tensor | None:
     """Slots [G, C] of the compressed rows that any token of the span may see; None when there is none."""
     num_rows = (spec.max_context if shape.constant_widths else span.end_position) // kind.ratio
@@ -236,7 +159,7 @@ def _history(
 
 
 def _segment(
-    span: _Span,
+    span: Span,
     queries: range,
     window_GK: torch.Tensor,
     rows: Mapping[AttentionKind, torch.Tensor | None],

@@ -114,6 +114,11 @@ class PagedWorld:
         specs = self.target.cache_groups
         return shuffled_tables(specs, self.num_pages, spans, layout.rows, compact=self.compact)
 
+    def tables_of(self, row: int, length: int) -> dict[str, GroupTable]:
+        """Tables of one request that has ``length`` committed positions."""
+        specs = self.target.cache_groups
+        return shuffled_tables(specs, self.num_pages, [(length, length)], [row], compact=self.compact)
+
     def run(
         self,
         chunks: Sequence[tuple[int, int, Sequence[int]]],
