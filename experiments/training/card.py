@@ -36,9 +36,9 @@ def _lines(
         f"- Parameters: {counts['target'] / 1e6:.1f} M target, {counts['nextn'] / 1e6:.1f} M NextN layer.",
         "- Storage: fp8 linears (128 x 128 blocks), fp4 experts (blocks of 32), bf16 and fp32 rest.",
         "- Data: English technical documentation and Python from free packages; `experiments/data/corpus_recipe.json`.",
-        f"- Training: {progress['steps']:.0f} steps of {config.batch_sequences} x {config.data.sequence_tokens} tokens, "
-        f"{progress['tokens'] / 1e6:.0f} M tokens in {progress['minutes']:.1f} minutes; Muon and AdamW; weights "
-        f"rounded to storage from {config.schedule.quantise_from:.0%} of the run on.",
+        f"- Training: {progress['steps']:.0f} steps of {config.batch_sequences} x {config.data.sequence_tokens} "
+        f"tokens, {progress['tokens'] / 1e6:.0f} M tokens in {progress['minutes']:.1f} minutes; Muon and AdamW; "
+        f"weights rounded to storage from {config.schedule.quantise_from:.0%} of the run on.",
         f"- Windows of {config.data.sequence_tokens} tokens: treat longer contexts as extrapolation.",
         "",
         "## Held out, as stored",

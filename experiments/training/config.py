@@ -128,12 +128,13 @@ class ObjectiveSettings:
 class TrainerConfig:
     """One training run.
 
-    minutes           length of the training loop, compilation included, data preparation and evaluation not
+    minutes           length of the training loop; data preparation, compilation and evaluation come on top
     max_steps         stop and schedule by steps instead; 0 for by time
     batch_sequences   windows per optimizer step
     device            cpu or cuda
     compute_dtype     of activations and matrix products: bf16 or fp32
-    compile           compile blocks and loss
+    compile           compile blocks and losses
+    compile_backend   of torch.compile
     resume            continue from the run folder's state if there is one
     save_minutes      time between two states in the run folder
     log_steps         steps between two rows of the loss curve
@@ -148,6 +149,7 @@ class TrainerConfig:
     device: str = "cuda"
     compute_dtype: str = "bf16"
     compile: bool = True
+    compile_backend: str = "inductor"
     resume: bool = True
     save_minutes: float = 4.0
     log_steps: int = 20
@@ -174,6 +176,11 @@ class TrainerConfig:
             )
         if not self.objective.nextn_weights:
             raise ConfigError(f"nextn_weights must hold at least one weight (conf: {WHERE}.objective.nextn_weights)")
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of torch.compile, or None to run eagerly."""
+        return self.compile_backend if self.compile else None
 
     @property
     def depth(self) -> int:

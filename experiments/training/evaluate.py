@@ -155,9 +155,7 @@ def _quality(totals: list[float], length: int, depth: int) -> Quality:
     count, num_bytes, nats = totals[:3]
     means = [value / count for value in totals[3:]]
     drafts = tuple(
-        DraftQuality(
-            next_token=row[0], correct=row[1], agrees=row[2], overlap=row[3], survival=row[4]
-        )
+        DraftQuality(next_token=row[0], correct=row[1], agrees=row[2], overlap=row[3], survival=row[4])
         for row in (means[5 * step : 5 * step + 5] for step in range(depth))
     )
     survivals = [draft.survival for draft in drafts]

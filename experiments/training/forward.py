@@ -39,10 +39,10 @@ class Forward:
 class Trainee:
     """Models with the functions that run them, compiled or not. Holds no state of a step."""
 
-    def __init__(self, models: Models, *, compile_pieces: bool) -> None:
+    def __init__(self, models: Models, *, backend: str | None) -> None:
         self.models = models
-        self._layer = _compiled(run_layer, compile_pieces)
-        self._nextn = _compiled(run_nextn, compile_pieces)
+        self._layer = compiled(run_layer, backend)
+        self._nextn = compiled(run_nextn, backend)
 
     def forward(
         self,
@@ -72,9 +72,7 @@ class Trainee:
             outputs.append(out)
             keys, total = (*keys, own), total + load
             previous = shift(out, 1)
-        return Forward(
-            target_BLSD=streams, nextn_BLSD=tuple(outputs), index_loss=index_loss, loads=(*loads, total)
-        )
+        return Forward(target_BLSD=streams, nextn_BLSD=tuple(outputs), index_loss=index_loss, loads=(*loads, total))
 
 
 def run_layer(
@@ -159,8 +157,9 @@ def shift(x: torch.Tensor, slots: int) -> torch.Tensor:
     return torch.cat((torch.zeros_like(x[:, :slots]), x[:, : x.shape[1] - slots]), dim=1)
 
 
-def _compiled(function: Callable, enabled: bool) -> Callable:
-    if not enabled:
+def compiled(function: Callable, backend: str | None) -> Callable:
+    """``function`` through torch.compile with a backend, one variant per shape and kind; itself for None."""
+    if backend is None:
         return function
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=False, backend=backend)

@@ -4,6 +4,7 @@ Runs without Hydra: ``python -m experiments.training.loop CONFIG.json FOLDER``.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from experiments.training.forward import Trainee
 from experiments.training.objective import Losses, Objective
 from experiments.training.optimizer import TrainingOptimizer, balance_router
 from experiments.training.schedule import Stage, stage_at
+from specdec.errors import WorkloadError
 
 STATE_FILE = "state.pt"
 CURVE_FILE = "curve.jsonl"
@@ -48,14 +50,15 @@ class Run:
 
     def __init__(self, config: TrainerConfig, corpus: TokenisedCorpus) -> None:
         self.config, self.corpus = config, corpus
-        torch.set_float32_matmul_precision("high")
+        if config.device == "cuda":
+            torch.set_float32_matmul_precision("high")
         self.raw = official_config(
             config.model, context=config.data.sequence_tokens, bos=corpus.separator, eos=corpus.separator
         )
         self.models: Models = build_models(self.raw, seed=config.seed, device=config.device)
         self.optimizer = TrainingOptimizer(self.models.trained(), config.optimizer)
-        trainee = Trainee(self.models, compile_pieces=config.compile)
-        self.objective = Objective(trainee, config.objective, compile_pieces=config.compile)
+        trainee = Trainee(self.models, backend=config.backend)
+        self.objective = Objective(trainee, config.objective, backend=config.backend)
         self.batches = WindowBatches(
             torch.from_numpy(corpus.train.astype("int32")),
             length=config.data.sequence_tokens,
@@ -73,8 +76,23 @@ class Run:
 
     def step(self) -> tuple[Stage, Losses]:
         """One optimizer step; the losses are those before it."""
+        stage = stage_at(self.fraction(), self.config.schedule, self.config.objective)
+        losses = self._gradients(stage)
+        self.optimizer.step(stage)
+        self._balance(losses, stage)
+        self.progress.steps += 1
+        return stage, losses
+
+    def rehearse(self) -> None:
+        """Compile everything with a step that changes nothing, so that the schedule's clock starts after it."""
+        self._gradients(stage_at(0.0, self.config.schedule, self.config.objective))
+        for parameter in self.models.trained().values():
+            parameter.grad = None
+        if self.config.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _gradients(self, stage: Stage) -> Losses:
         config = self.config
-        stage = stage_at(self.fraction(), config.schedule, config.objective)
         tokens = self.batches.batch(self.progress.steps)
         bf16 = config.compute_dtype == "bf16"
         with torch.autocast(config.device, dtype=torch.bfloat16, enabled=bf16):
@@ -85,10 +103,7 @@ class Run:
                 stream_dtype=STREAM_DTYPES[config.compute_dtype],
             )
         losses.total.backward()
-        self.optimizer.step(stage)
-        self._balance(losses, stage)
-        self.progress.steps += 1
-        return stage, losses
+        return losses
 
     def save(self, folder: Path) -> None:
         """Write the whole state atomically."""
@@ -117,7 +132,14 @@ class Run:
                 balance_router(block.ffn.gate.bias, load, self.config.optimizer.router_step * stage.lr)
 
 
-def train(config: TrainerConfig, folder: Path, *, clock: Clock = time.monotonic, say: Callable[[str], None] = print):
+def announce(text: str) -> None:
+    """Print at once, also into a file."""
+    print(text, flush=True)
+
+
+def train(
+    config: TrainerConfig, folder: Path, *, clock: Clock = time.monotonic, say: Callable[[str], None] = announce
+) -> dict[str, object]:
     """Train, evaluate as stored, and export to ``folder/checkpoint``; returns the result that is also written.
 
     A run that was interrupted continues from ``folder/state.pt``. ``clock`` gives seconds.
@@ -135,8 +157,15 @@ def train(config: TrainerConfig, folder: Path, *, clock: Clock = time.monotonic,
 
 
 def run_steps(run: Run, folder: Path, *, clock: Clock, say: Callable[[str], None]) -> None:
-    """Step until the time or the steps are used up; log the curve and save states on the way."""
+    """Step until the time or the steps are used up; log the curve and save states on the way.
+
+    Raises WorkloadError when the loss is no number any more; the state saved before stays as it is.
+    """
     config = run.config
+    if config.compile:
+        begin = clock()
+        run.rehearse()
+        say(f"compiled in {clock() - begin:.1f} s")
     earlier, begin = run.progress.seconds, clock()
     saved = marked = begin
     marked_step = run.progress.steps
@@ -144,6 +173,8 @@ def run_steps(run: Run, folder: Path, *, clock: Clock, say: Callable[[str], None
         stage, losses = run.step()
         if run.progress.steps % config.log_steps == 0 or run.progress.steps <= 2:
             row = _row(run, stage, losses)
+            if not math.isfinite(row["next_token"]):
+                raise WorkloadError(f"the loss is not finite at step {run.progress.steps}; lower the learning rates")
             now = clock()
             tokens = (run.progress.steps - marked_step) * config.batch_sequences * config.data.sequence_tokens
             row["tokens_per_s"] = round(tokens / max(now - marked, 1e-9))
@@ -166,10 +197,8 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
     checkpoint = folder / CHECKPOINT_FOLDER
     size = export.export_checkpoint(run.models, run.raw, Path(config.data.tokenizer), checkpoint)
     say(f"checkpoint: {size / 2**20:.2f} MiB")
-    qualities: list[Quality] = []
-    if config.eval_documents >= 0:
-        qualities.append(_evaluate(run, 1, run.config.depth))
-        say(f"before rounding: {qualities[0].bits_per_byte:.4f} bits per byte")
+    unrounded = _evaluate(run, 1, config.depth)
+    say(f"before rounding: {unrounded.bits_per_byte:.4f} bits per byte")
     export.load_stored(run.models, checkpoint)
     stored = [_evaluate(run, times, config.depth if times == 1 else 0) for times in (1, *LONGER_WINDOWS)]
     for quality in stored:
@@ -186,7 +215,7 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
         "parameters": counts,
         "checkpoint_bytes": size,
         "progress": progress,
-        "unrounded": [quality.as_dict() for quality in qualities],
+        "unrounded": unrounded.as_dict(),
         "stored": [quality.as_dict() for quality in stored],
         "device": torch.cuda.get_device_name() if config.device == "cuda" else "cpu",
         "torch": torch.__version__,

@@ -4,7 +4,6 @@ The target's gradient passes through the NextN layer's inputs at all depths: the
 needs, and at these weights the target's own loss hardly suffers (as in DeepSeek-V3, arXiv:2412.19437, section 2.2).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.nextn.model import NextNModel
 from experiments.training.config import ObjectiveSettings
-from experiments.training.forward import Trainee
+from experiments.training.forward import Trainee, compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,10 @@ def nextn_loss(
 class Objective:
     """Settings of the losses with the functions that compute them, compiled or not."""
 
-    def __init__(self, trainee: Trainee, settings: ObjectiveSettings, *, compile_pieces: bool) -> None:
+    def __init__(self, trainee: Trainee, settings: ObjectiveSettings, *, backend: str | None) -> None:
         self.trainee, self.settings = trainee, settings
-        self._target_loss = _maybe_compiled(target_loss, compile_pieces)
-        self._nextn_loss = _maybe_compiled(nextn_loss, compile_pieces)
+        self._target_loss = compiled(target_loss, backend)
+        self._nextn_loss = compiled(nextn_loss, backend)
 
     def losses(
         self,
@@ -82,9 +81,7 @@ class Objective:
         """Losses of windows ``tokens_BM`` int64 [B, L + 1]; ``nextn_factor`` scales the NextN weights."""
         models, weights = self.trainee.models, self.settings.nextn_weights
         ids, next_ids = tokens_BM[:, :-1], tokens_BM[:, 1:].contiguous()
-        run = self.trainee.forward(
-            ids, next_ids, depth=len(weights), select_all=select_all, stream_dtype=stream_dtype
-        )
+        run = self.trainee.forward(ids, next_ids, depth=len(weights), select_all=select_all, stream_dtype=stream_dtype)
         loss, logits = self._target_loss(models.target, run.target_BLSD, next_ids)
         total = loss + self.settings.indexer * run.index_loss
         # Slot i drafts token i + 2, which the target predicts at slot i + 1; the last slot's lies outside.
@@ -105,7 +102,3 @@ class Objective:
             indexer=run.index_loss.detach(),
             loads=tuple(load.detach() for load in run.loads),
         )
-
-
-def _maybe_compiled(function: Callable, enabled: bool) -> Callable:
-    return torch.compile(function, dynamic=False) if enabled else function

@@ -42,9 +42,7 @@ class MatrixStack:
     def step(self, *, lr: float, momentum: float, weight_decay: float) -> None:
         """Move masters by the parameters' gradients, which are used up."""
         torch._foreach_copy_(self.slices(self._gradient), [p.grad for p in self.parameters])
-        muon_step(
-            self.masters, self.momentum, self._gradient, lr=lr, momentum=momentum, weight_decay=weight_decay
-        )
+        muon_step(self.masters, self.momentum, self._gradient, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     @torch.no_grad()
     def publish(self, *, rounded: bool) -> None:
@@ -60,11 +58,10 @@ class TrainingOptimizer:
         self.settings = settings
         self.stacks = [MatrixStack(named, kind) for kind, named in _by_shape(trained)]
         rest = {name: p for name, p in trained.items() if not is_matrix(name, p)}
-        groups = [
-            {"params": params, "lr": lr, "base_lr": lr}
-            for lr, params in ((lr, [p for n, p in rest.items() if _rate(n, p, settings) == lr]) for lr in _rates(settings))
-            if params
-        ]
+        by_rate: dict[float, list[torch.nn.Parameter]] = defaultdict(list)
+        for name, parameter in rest.items():
+            by_rate[_rate(name, parameter, settings)].append(parameter)
+        groups = [{"params": params, "lr": lr, "base_lr": lr} for lr, params in by_rate.items()]
         on_cuda = any(p.is_cuda for p in rest.values())
         self.adam = torch.optim.AdamW(
             groups, betas=tuple(settings.betas), eps=1e-10, weight_decay=0.0, fused=on_cuda or None
@@ -123,11 +120,6 @@ def _by_shape(trained: Mapping[str, torch.nn.Parameter]) -> list[tuple[Storage, 
         if is_matrix(name, parameter):
             groups[(storage_of(name, parameter), *parameter.shape[-2:])][name] = parameter
     return [(key[0], named) for key, named in groups.items()]
-
-
-def _rates(settings: OptimizerSettings) -> list[float]:
-    rates = (settings.embedding_lr, settings.head_lr, settings.vector_lr, settings.mixing_lr)
-    return sorted(set(rates))
 
 
 def _rate(name: str, parameter: torch.Tensor, settings: OptimizerSettings) -> float:
