@@ -39,6 +39,13 @@ def test_width_is_rounded_up_to_128_and_may_have_no_compressed_part():
     assert prefill_indices(ints([0]), ints([0]), ints([[0]]), ints([0]), wide)[0].shape == (1, 256)
 
 
+def test_a_selected_row_outside_of_the_workspace_is_dropped():
+    """Counted on, it would name one of the raw rows that follow, or another request's."""
+    space = PrefillWorkspace(ratio=1, window=1, compressed_rows=3, raw_rows=4)
+    indices, lens = prefill_indices(ints([9]), ints([0]), ints([[2, 3, 0]]), ints([9]), space)
+    assert lens.tolist() == [3] and indices[0, :4].tolist() == [2, 0, 3, -1]
+
+
 def test_padding_and_empty_batches():
     space = PrefillWorkspace(ratio=4, window=3, compressed_rows=5, raw_rows=6)
     indices, lens = prefill_indices(ints([9, -3, 9]), ints([-1, 0, 7]), ints([[0]] * 3), ints([6]), space)
