@@ -48,9 +48,7 @@ def tokens_per_request(num_tokens: int | None, num_reqs: int) -> int:
     if num_tokens is None or num_tokens == num_reqs or num_reqs == 0:
         return 1
     if num_tokens % num_reqs:
-        raise MetadataError(
-            f"a decode pass must be uniformly packed: {num_tokens} tokens for {num_reqs} requests"
-        )
+        raise MetadataError(f"a decode pass must be uniformly packed: {num_tokens} tokens for {num_reqs} requests")
     return num_tokens // num_reqs
 
 

@@ -168,9 +168,7 @@ class GraphState:
         )
 
     def _plan(self, key: GraphKey, layout: RoundLayout, tables: Tables) -> ForwardPlan:
-        shape = PlanShape(
-            num_reqs=key.num_reqs, num_tokens=key.num_tokens, constant_widths=True, all_boundaries=True
-        )
+        shape = PlanShape(num_reqs=key.num_reqs, num_tokens=key.num_tokens, constant_widths=True, all_boundaries=True)
         return plan_forward(layout, tables, self.spec, device=self.device, shape=shape)
 
     def _write(self, buffers: GraphBuffers, layout: RoundLayout, lengths: tuple[int, ...]) -> GraphBuffers:

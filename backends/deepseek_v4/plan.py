@@ -184,9 +184,7 @@ def _segment(
     return replace(segment, compressed=compressed)
 
 
-def window_segment(
-    slots_GK: torch.Tensor, *, first: int, width: int, is_prefill: bool, spec: PlanSpec
-) -> Segment:
+def window_segment(slots_GK: torch.Tensor, *, first: int, width: int, is_prefill: bool, spec: PlanSpec) -> Segment:
     """A segment that sees only the sliding window: ``slots_GK`` [G, W - 1 + width], -1 where there is no row."""
     window_GMK = _window_mask(slots_GK, width, spec.window_tokens)
     return Segment(
@@ -234,9 +232,7 @@ def _view(
     bias_GQK = None
     if seen is not None:
         bias_GQK = _bias(torch.cat([window_GMK.expand(-1, width, -1), seen], dim=2), spec.num_heads)
-    return CompressedView(
-        reach=reach, slots_GC=slots_GC, visible_GMC=visible_GMC, select_k=select_k, bias_GQK=bias_GQK
-    )
+    return CompressedView(reach=reach, slots_GC=slots_GC, visible_GMC=visible_GMC, select_k=select_k, bias_GQK=bias_GQK)
 
 
 def _first(counts_GM: torch.Tensor, num_columns: int) -> torch.Tensor:

@@ -26,18 +26,14 @@ def range_slots(
     return _page_slots(table, reqs_G, logical_GK, offset_GK, rows_per_page)
 
 
-def entry_slots(
-    table: GroupTable, reqs_X: torch.Tensor, entries_X: torch.Tensor, rows_per_page: int
-) -> torch.Tensor:
+def entry_slots(table: GroupTable, reqs_X: torch.Tensor, entries_X: torch.Tensor, rows_per_page: int) -> torch.Tensor:
     """Slots [X] int64 of compressed rows ``entries_X`` of requests ``reqs_X`` (a negative entry gives -1)."""
     logical_X1 = torch.div(entries_X, rows_per_page, rounding_mode="floor").unsqueeze(1)
     offset_X1 = entries_X.unsqueeze(1) - logical_X1 * rows_per_page
     return _page_slots(table, reqs_X, logical_X1, offset_X1, rows_per_page).squeeze(1)
 
 
-def history_slots(
-    table: GroupTable, reqs_G: torch.Tensor | None, num_columns: int, rows_per_page: int
-) -> torch.Tensor:
+def history_slots(table: GroupTable, reqs_G: torch.Tensor | None, num_columns: int, rows_per_page: int) -> torch.Tensor:
     """Slots [G, num_columns * rows_per_page] int64 of the first pages of a full-history group; below 0: no page."""
     pages_GC = table.pages_BC[:, :num_columns]
     if reqs_G is not None:

@@ -192,9 +192,7 @@ class NextNBackend:
             raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
         return self._round
 
-    def _open(
-        self, table: GroupTable, valid_B: torch.Tensor | None, buffers: StepBuffers, num_reqs: int
-    ) -> None:
+    def _open(self, table: GroupTable, valid_B: torch.Tensor | None, buffers: StepBuffers, num_reqs: int) -> None:
         self._round = _Round(table=table, valid_B=valid_B, buffers=buffers, plan=buffers.plan(num_reqs))
 
     def _step_buffers(self, max_batch: int) -> StepBuffers:
@@ -207,9 +205,7 @@ class NextNBackend:
             raise MetadataError("init_cuda_graph_state must be called before a pass is captured")
         return self._graphs
 
-    def _catch_up(
-        self, plan: ForwardPlan, hidden_TD: torch.Tensor, next_tokens_T: torch.Tensor
-    ) -> torch.Tensor:
+    def _catch_up(self, plan: ForwardPlan, hidden_TD: torch.Tensor, next_tokens_T: torch.Tensor) -> torch.Tensor:
         """Own streams [T, S, D] of every row of the pass; writes the draft's cache."""
         return self._run(plan, hidden_TD.unflatten(1, self._streams_shape), next_tokens_T)
 

@@ -36,9 +36,7 @@ def graph_inputs(groups):
 
 
 def decode_inputs(world, rows, starts, *, num_reqs, width=WIDTH):
-    layout = RoundLayout(
-        rows=tuple(rows), start_positions=tuple(starts), query_lens=(width,) * len(rows)
-    )
+    layout = RoundLayout(rows=tuple(rows), start_positions=tuple(starts), query_lens=(width,) * len(rows))
     return ForwardInputs(
         mode=ForwardMode.DECODE if rows else ForwardMode.IDLE,
         rows=layout.rows,
@@ -212,9 +210,7 @@ def test_captured_draft_equals_eager_draft_with_padding(graph_world, text):
     next_T = torch.tensor(following + [0] * (3 * WIDTH))
     committed_B = torch.tensor([2, 1, 1, 1])
     logits = [
-        draft.begin_captured_draft(
-            buffers, hidden_TD=hidden_TD, next_tokens_T=next_T, num_committed_B=committed_B
-        )
+        draft.begin_captured_draft(buffers, hidden_TD=hidden_TD, next_tokens_T=next_T, num_committed_B=committed_B)
     ]
     lengths_B = torch.tensor([start + 2, 1, 1, 1])
     for step in (1, 2):

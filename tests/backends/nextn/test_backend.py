@@ -152,9 +152,7 @@ def test_the_pool_must_be_a_single_window_layer(world):
 def test_the_backend_is_a_draft_backend_and_drafts_through_the_drafter(world, text):
     backend = backend_of(world)
     assert isinstance(backend, DraftBackend)
-    setup = DraftSetup(
-        device=torch.device("cpu"), vocab_size=97, max_batch=4, max_context=640, draft_backend=backend
-    )
+    setup = DraftSetup(device=torch.device("cpu"), vocab_size=97, max_batch=4, max_context=640, draft_backend=backend)
     drafter = NextnConfig(num_draft_tokens=3, proposals="greedy").build(setup)
     out = world.run([(0, 0, text[:33])], hidden_layers=(LAST_LAYER,))
     inputs = world.draft_input([(0, 0, text[:33])], text[1:34], out.hidden_TD, num_committed=[33])
