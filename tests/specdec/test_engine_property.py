@@ -169,8 +169,17 @@ def test_engine_equals_plain_decoding_for_any_arrivals_and_page_pressure(data, w
             torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(expected.logprobs))
 
 
-@pytest.mark.parametrize("verifier", [GreedyVerifier(), GumbelVerifier(), RejectionVerifier()])
-def test_engine_survives_hundreds_of_rounds_under_page_pressure(verifier: Verifier) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "drafter_config"),
+    [
+        (GreedyVerifier(), NgramConfig(num_draft_tokens=4)),
+        (GumbelVerifier(), NextnConfig(num_draft_tokens=4)),
+        (RejectionVerifier(), NextnConfig(num_draft_tokens=4)),
+    ],
+)
+def test_engine_survives_hundreds_of_rounds_under_page_pressure(
+    verifier: Verifier, drafter_config: DrafterConfig
+) -> None:
     world = World(rows_per_page=4, window=6, history_weight=0.3, sharpness=3.0)
     generator = torch.Generator().manual_seed(1)
     arrivals = []
@@ -180,9 +189,10 @@ def test_engine_survives_hundreds_of_rounds_under_page_pressure(verifier: Verifi
         sampling = SamplingParams(max_new_tokens=budget, ignore_eos=True)
         arrivals.append((8 * arrival, Request(request_id=str(i), prompt=prompt, sampling=sampling)))
     target = world.target()
-    drafter, backend = build(NextnConfig(num_draft_tokens=4), target, 4)
+    drafter, backend = build(drafter_config, target, 4)
     config = EngineConfig(max_batch=4, prefill_chunk=6, num_pages=15)
-    engine = Engine(target, drafter, verifier, config, (EOS,), letters, draft_groups=backend.cache_groups)
+    groups = backend.cache_groups if drafter.needs.draft_backend else ()
+    engine = Engine(target, drafter, verifier, config, (EOS,), letters, draft_groups=groups)
     outputs = run_arrivals(engine, arrivals)
     assert len(engine.rounds) >= 200
     assert sum(output.num_preemptions for output in outputs.values()) > 10

@@ -23,14 +23,18 @@ def live_request(name: str, num_prompt: int, max_new_tokens: int = 10) -> LiveRe
     )
 
 
-def make_scheduler(
+def make_scheduler(**options: int | None) -> Scheduler:
+    return scheduler_and_cache(**options)[0]
+
+
+def scheduler_and_cache(
     *,
     max_batch: int = 4,
     prefill_chunk: int = 8,
     num_pages: int | None = None,
     max_pass_tokens: int | None = None,
     num_draft_tokens: int = 0,
-) -> Scheduler:
+) -> tuple[Scheduler, CacheManager]:
     config = EngineConfig(max_batch=max_batch, prefill_chunk=prefill_chunk, num_pages=num_pages)
     plan = plan_cache(
         TableTarget(rows_per_page=4, window=8).cache_groups,
@@ -38,13 +42,15 @@ def make_scheduler(
         max_context=96,
         num_draft_tokens=num_draft_tokens,
     )
-    return Scheduler(
-        CacheManager(plan.specs, plan.num_pages, max_rows=max_batch),
+    cache = CacheManager(plan.specs, plan.num_pages, max_rows=max_batch)
+    scheduler = Scheduler(
+        cache,
         max_batch=max_batch,
         prefill_chunk=prefill_chunk,
         max_pass_tokens=max_pass_tokens,
         num_draft_tokens=num_draft_tokens,
     )
+    return scheduler, cache
 
 
 def step(scheduler: Scheduler, draft: int = 0) -> Batch:
@@ -139,6 +145,19 @@ def test_youngest_request_gives_way_and_comes_back_first() -> None:
     while scheduler.has_work:
         step(scheduler)
     assert victim.num_output == 12
+
+
+def test_settle_gives_back_the_pages_of_rejected_tokens() -> None:
+    scheduler, cache = scheduler_and_cache(num_draft_tokens=9)
+    scheduler.add(live_request("a", 3, max_new_tokens=30))
+    free = cache.num_free
+    step(scheduler, draft=9)
+    for num_computed in range(4, 20):
+        step(scheduler, draft=9)
+        used = {name: free[name] - left for name, left in cache.num_free.items()}
+        first_visible = max(0, num_computed - 7) // 4
+        assert used["toy.history"] == -(-num_computed // 4)
+        assert used["toy.window"] == -(-num_computed // 4) - first_visible
 
 
 def test_recomputed_prefix_emits_nothing() -> None:
