@@ -39,7 +39,8 @@ def _lines(
         f"- Training: {progress['steps']:.0f} steps of {config.batch_sequences} x {config.data.sequence_tokens} "
         f"tokens, {progress['tokens'] / 1e6:.0f} M tokens in {progress['minutes']:.1f} minutes; Muon and AdamW; "
         f"weights rounded to storage from {config.schedule.quantise_from:.0%} of the run on.",
-        f"- Windows of {config.data.sequence_tokens} tokens: treat longer contexts as extrapolation.",
+        f"- Trained on windows of {config.data.sequence_tokens} tokens; config.json's limit is the longest tested "
+        "window that predicts no worse.",
         "",
         "## Held out, as stored",
         "",

@@ -84,7 +84,7 @@ class OptimizerSettings:
     head_lr: float = 0.002
     vector_lr: float = 0.003
     mixing_lr: float = 0.002
-    weight_decay: float = 0.1
+    weight_decay: float = 0.02
     momentum: float = 0.95
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     router_step: float = 0.001

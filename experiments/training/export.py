@@ -1,12 +1,13 @@
 """From a trained state to a checkpoint folder in the official storage, and back into the models as stored."""
 
+import json
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from backends.deepseek_v4.weights.files import CheckpointFiles
+from backends.deepseek_v4.weights.files import CONFIG, CheckpointFiles, read_json
 from backends.deepseek_v4.weights.fill import fill_parameters
 from backends.deepseek_v4.weights.writer import write_checkpoint
 from experiments.training.architecture import Models
@@ -22,6 +23,14 @@ def export_checkpoint(models: Models, raw: dict[str, object], tokenizer: Path, f
     write_checkpoint(folder, raw, models.parameters(), num_experts=models.config.n_routed_experts)
     shutil.copyfile(tokenizer, folder / TOKENIZER)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def set_context(folder: Path, tokens: int) -> None:
+    """Write the position limit that was found to hold into the folder's ``config.json``."""
+    raw = read_json(folder / CONFIG)
+    (folder / CONFIG).write_text(
+        json.dumps({**raw, "max_position_embeddings": tokens}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def load_stored(models: Models, folder: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ RESULT_FILE = "result.json"
 CHECKPOINT_FOLDER = "checkpoint"
 STREAM_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # Longer windows that the finished model is scored on, in units of the training length.
-LONGER_WINDOWS = (2, 4)
+LONGER_WINDOWS = (2, 4, 8)
 
 Clock = Callable[[], float]
 
@@ -203,6 +203,7 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
     stored = [_evaluate(run, times, config.depth if times == 1 else 0) for times in (1, *LONGER_WINDOWS)]
     for quality in stored:
         say(json.dumps(quality.as_dict()))
+    export.set_context(checkpoint, context_limit(stored))
     progress = {
         "steps": run.progress.steps,
         "tokens": run.progress.steps * config.batch_sequences * config.data.sequence_tokens,
@@ -222,6 +223,16 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
     }
     (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def context_limit(stored: Sequence[Quality]) -> int:
+    """The longest window, in steps from the training length up, that predicts no worse than the training length."""
+    limit = stored[0].window_tokens
+    for quality in stored[1:]:
+        if quality.bits_per_byte > stored[0].bits_per_byte:
+            break
+        limit = quality.window_tokens
+    return limit
 
 
 def _evaluate(run: Run, times: int, depth: int) -> Quality:
