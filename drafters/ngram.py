@@ -38,8 +38,7 @@ class NgramConfig:
         one_of("match", self.match, ("latest", "earliest"), where="drafter.match")
         if self.min_ngram > self.max_ngram:
             raise ConfigError(
-                f"min_ngram must be at most max_ngram {self.max_ngram}, got {self.min_ngram} "
-                f"(conf: drafter.min_ngram)"
+                f"min_ngram must be at most max_ngram {self.max_ngram}, got {self.min_ngram} (conf: drafter.min_ngram)"
             )
 
     @property

@@ -96,9 +96,7 @@ class OracleDrafter:
         """Draft for every request that wants tokens and whose continuation is known."""
         drafts = [
             self._draft(history, min(limit, self.num_draft_tokens)) if wanted else []
-            for history, wanted, limit in zip(
-                inputs.histories, inputs.wanted_B, inputs.max_draft_B, strict=True
-            )
+            for history, wanted, limit in zip(inputs.histories, inputs.wanted_B, inputs.max_draft_B, strict=True)
         ]
         return proposal_of(drafts, self._device)
 

@@ -87,9 +87,7 @@ class Engine:
         self._cache = CacheManager(
             plan.specs, plan.num_pages, max_rows=config.max_batch, draft_groups=plan.draft_groups
         )
-        self._tables = BlockTables(
-            plan.specs, plan.columns, max_rows=config.max_batch, device=target.device
-        )
+        self._tables = BlockTables(plan.specs, plan.columns, max_rows=config.max_batch, device=target.device)
         self._scheduler = Scheduler(
             self._cache,
             max_batch=config.max_batch,
@@ -115,9 +113,7 @@ class Engine:
         max_tokens = len(prompt) + min(params.max_new_tokens, max_output)
         self.cache_plan.check_servable(request.request_id, max_tokens)
         self._live_ids.add((request.request_id, request.turn))
-        stops = StopChecker(
-            params, eos_ids=self._eos_ids, max_output=max_output, detokenize=self._detokenize
-        )
+        stops = StopChecker(params, eos_ids=self._eos_ids, max_output=max_output, detokenize=self._detokenize)
         # Turns of one conversation are requests of their own, with noise of their own.
         name = f"{request.request_id} turn {request.turn}"
         self._scheduler.add(
@@ -153,9 +149,7 @@ class Engine:
         tokens_T = pack_tokens(batch, self._target.device)
 
         verify_started = perf_counter()
-        output = self._target.forward(
-            batch.layout, tokens_T, tables, hidden_layers=self._drafter.needs.hidden_layers
-        )
+        output = self._target.forward(batch.layout, tokens_T, tables, hidden_layers=self._drafter.needs.hidden_layers)
         judged = self._judge(batch, output)
         verify_s = perf_counter() - verify_started
 

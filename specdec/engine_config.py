@@ -66,9 +66,7 @@ class EngineConfig:
         """Most tokens of a request; raises ConfigError when more are asked for than the target allows."""
         if self.max_context is None:
             return target_context
-        return integer(
-            "max_context", self.max_context, low=2, high=target_context, where="engine.max_context"
-        )
+        return integer("max_context", self.max_context, low=2, high=target_context, where="engine.max_context")
 
     def check_width(self, num_draft_tokens: int) -> None:
         """Raise ConfigError when the verify rows of a full batch exceed ``fixed_rows``."""

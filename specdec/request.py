@@ -33,7 +33,7 @@ class RequestOutput:
     """What a finished request produced.
 
     output_ids       emitted tokens, the one that ended the request included
-    text             their text, cut before a stop string; empty without a detokenizer
+    text             their text without the stop string or token that ended it; empty without a detokenizer
     logprobs         one per emitted token under the target's processed law, or None if not asked for
     steps            one row per verify step; the first token comes from the prompt and is no step
     num_preemptions  how often its pages were taken away and its prefix computed again

@@ -210,9 +210,7 @@ def draft_input(
     )
 
 
-def take_drafts(
-    batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int
-) -> Drafted | None:
+def take_drafts(batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int) -> Drafted | None:
     """Bring a proposal to the host and hand its tokens to the requests that wanted them.
 
     Raises MetadataError for a proposal that breaks the contract of ``Drafter.propose``, and UnsupportedError
@@ -238,9 +236,7 @@ def take_drafts(
     return Drafted(proposal, tuple(counts))
 
 
-def _check_draft(
-    live: LiveRequest, draft: Sequence[int], *, limit: int, num_drafted: int, vocab_size: int
-) -> None:
+def _check_draft(live: LiveRequest, draft: Sequence[int], *, limit: int, num_drafted: int, vocab_size: int) -> None:
     name = live.request.request_id
     if limit and not (len(draft) == num_drafted <= limit):
         raise MetadataError(

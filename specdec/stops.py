@@ -85,6 +85,7 @@ class StopChecker:
         self._detokenize = detokenize
         self._strings = StopStrings(params.stop, detokenize) if params.stop and detokenize else None
         self._cut = NOT_FOUND
+        self._num_silent = 0
         self._num_output = 0
 
     def push(self, token: int) -> FinishReason | None:
@@ -92,10 +93,9 @@ class StopChecker:
         self._num_output += 1
         found = self._strings.push(token) if self._strings is not None else NOT_FOUND
         if self._num_output >= self._min_new_tokens:
-            if token in self._eos_ids:
-                return FinishReason.EOS
-            if token in self._stop_ids:
-                return FinishReason.STOP
+            if token in self._eos_ids or token in self._stop_ids:
+                self._num_silent = 1
+                return FinishReason.EOS if token in self._eos_ids else FinishReason.STOP
             if found != NOT_FOUND:
                 self._cut = found
                 return FinishReason.STOP
@@ -104,7 +104,12 @@ class StopChecker:
         return FinishReason.CONTEXT if self._num_output >= self._max_output else None
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """Text of the emitted tokens, cut before the stop string that ended them; empty without a detokenizer."""
+        """Text of the emitted tokens without the stop string or token that ended them.
+
+        Empty without a detokenizer.
+        """
+        if self._detokenize is None:
+            return ""
         if self._cut != NOT_FOUND and self._strings is not None:
             return self._strings.text[: self._cut]
-        return self._detokenize(output_ids) if self._detokenize is not None else ""
+        return self._detokenize(output_ids[: len(output_ids) - self._num_silent])

@@ -34,9 +34,7 @@ def test_ngram_continues_an_earlier_occurrence(options, history, expected, make_
     assert drafted(make_drafter(**options).propose(make_input([history]))) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("options", "history"), [({}, [1, 2, 3]), ({}, [1]), ({"min_ngram": 2}, [1, 2, 3, 2])]
-)
+@pytest.mark.parametrize(("options", "history"), [({}, [1, 2, 3]), ({}, [1]), ({"min_ngram": 2}, [1, 2, 3, 2])])
 def test_ngram_drafts_nothing_without_an_occurrence(options, history, make_input) -> None:
     assert make_drafter(**options).propose(make_input([history])) is None
 
@@ -82,9 +80,7 @@ def scan(history: list[int], *, keep_latest: bool, limit: int) -> list[int]:
     """The definition, without an index."""
     for length in (3, 2, 1):
         suffix = history[-length:]
-        starts = [
-            start for start in range(len(history) - length) if history[start : start + length] == suffix
-        ]
+        starts = [start for start in range(len(history) - length) if history[start : start + length] == suffix]
         if starts and length < len(history):
             start = (starts[-1] if keep_latest else starts[0]) + length
             return history[start : start + limit]

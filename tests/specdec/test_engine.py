@@ -43,9 +43,7 @@ def scripted_engine(
             accuracy=(accuracy,),
             continuation=lambda history: (*script, *script[-1:] * max_context)[len(history) :],
         )
-    setup = DraftSetup(
-        device=target.device, vocab_size=target.vocab_size, max_batch=4, max_context=max_context
-    )
+    setup = DraftSetup(device=target.device, vocab_size=target.vocab_size, max_batch=4, max_context=max_context)
     return Engine(
         target,
         drafter.build(setup),
@@ -329,9 +327,7 @@ def test_proposal_that_breaks_the_contract_is_refused(tokens, count, message) ->
 
 def test_tree_proposal_is_refused_by_name() -> None:
     tokens_BK = torch.tensor([[1, 2]])
-    proposal = Proposal(
-        tokens_BK=tokens_BK, num_drafted_B=torch.tensor([2]), parents_BK=torch.tensor([[-1, -1]])
-    )
+    proposal = Proposal(tokens_BK=tokens_BK, num_drafted_B=torch.tensor([2]), parents_BK=torch.tensor([[-1, -1]]))
     engine = Engine(TableTarget(), BadDrafter(proposal), GreedyVerifier(), EngineConfig())
     engine.add(Request(request_id="a", prompt=(1, 2)))
     with pytest.raises(UnsupportedError, match="parents_BK"):

@@ -5,9 +5,7 @@ from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError
 
 FULL = CacheGroupSpec(group_id="full", retention=Retention.FULL_HISTORY, rows_per_page=4)
-WINDOW = CacheGroupSpec(
-    group_id="window", retention=Retention.SLIDING_WINDOW, rows_per_page=4, sliding_window_tokens=8
-)
+WINDOW = CacheGroupSpec(group_id="window", retention=Retention.SLIDING_WINDOW, rows_per_page=4, sliding_window_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,7 @@ workloads = st.lists(st.tuples(st.integers(0, 12), prompts, samplings), min_size
 
 drafter_configs = st.one_of(
     st.builds(NgramConfig, num_draft_tokens=st.integers(1, 6), match=st.sampled_from(["latest", "earliest"])),
-    st.builds(
-        NextnConfig, num_draft_tokens=st.integers(1, 6), proposals=st.sampled_from(["sampled", "greedy"])
-    ),
+    st.builds(NextnConfig, num_draft_tokens=st.integers(1, 6), proposals=st.sampled_from(["sampled", "greedy"])),
 )
 
 ENOUGH_PAGES = 4 + 2 * MAX_CONTEXT

@@ -69,6 +69,21 @@ def test_text_keeps_a_stop_string_that_came_before_the_minimum() -> None:
     assert stops.text([1, 2, 3, 2]) == "abc"
 
 
+@pytest.mark.parametrize(("sampling", "last"), [({}, EOS), ({"stop_token_ids": (3,)}, 3)])
+def test_text_is_without_the_token_that_ended_it(sampling, last) -> None:
+    stops = StopChecker(
+        SamplingParams(**sampling), eos_ids=(EOS,), max_output=9, detokenize=lambda ids: "".join(map(str, ids))
+    )
+    push_all(stops, [1, 2, last])
+    assert stops.text([1, 2, last]) == "12"
+
+
+def test_text_of_a_used_up_budget_is_whole() -> None:
+    stops = checker(max_new_tokens=2)
+    push_all(stops, [1, 2])
+    assert stops.text([1, 2]) == "ab"
+
+
 def test_text_without_a_detokenizer_is_empty() -> None:
     stops = StopChecker(SamplingParams(), eos_ids=(), max_output=9, detokenize=None)
     assert stops.text([1, 2]) == ""

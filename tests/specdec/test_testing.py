@@ -106,9 +106,7 @@ def impossible_law(inputs: DraftInput) -> Proposal:
     probs_BKV = torch.zeros(inputs.layout.num_reqs, 2, 13)
     probs_BKV[..., 4] = 1.0
     proposal = constant(inputs)
-    return Proposal(
-        tokens_BK=proposal.tokens_BK, num_drafted_B=proposal.num_drafted_B, probs_BKV=probs_BKV
-    )
+    return Proposal(tokens_BK=proposal.tokens_BK, num_drafted_B=proposal.num_drafted_B, probs_BKV=probs_BKV)
 
 
 def meddling(inputs: DraftInput) -> Proposal:

@@ -18,9 +18,7 @@ def tables_of(pages: dict[str, list[list[int]]], base: int = 0, num_reqs: int = 
 
 def forward(target: TableTarget, tokens, start: int, tables) -> torch.Tensor:
     length = len(tokens)
-    layout = RoundLayout(
-        rows=(0,), start_positions=(start,), query_lens=(length,), logit_rows=tuple(range(length))
-    )
+    layout = RoundLayout(rows=(0,), start_positions=(start,), query_lens=(length,), logit_rows=tuple(range(length)))
     return target.forward(layout, torch.tensor(tokens), tables).logits_RV
 
 
