@@ -6,6 +6,8 @@
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 
+import torch
+
 from specdec.api import CacheGroupSpec, Drafter, DraftInput, Tables, Target, TargetOutput, Verifier
 from specdec.cache.allocator import CacheManager
 from specdec.cache.tables import BlockTables
@@ -139,6 +141,7 @@ class Engine:
         finished, self._finished = self._finished, []
         return [request_output(live, ended_s=ended_s) for live, ended_s in finished]
 
+    @torch.no_grad()
     def run_round(self) -> RoundRecord | None:
         """One pass of the target and what follows from it; None when there is no work."""
         started = perf_counter()

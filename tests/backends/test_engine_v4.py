@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from backends.deepseek_v4.passes import target_layout
 from backends.deepseek_v4.pool import CachePool
@@ -70,7 +69,6 @@ def plain(world_of: Callable, text: list[int]) -> dict[str, RequestOutput]:
     return run_checked(engine, make_requests(text))
 
 
-@torch.no_grad()
 def test_v4_with_drafts_decodes_the_text_of_plain_decoding(world_of, text, plain) -> None:
     roomy = EngineConfig(max_batch=2, max_context=MAX_CONTEXT, prefill_chunk=40)
     cramped = EngineConfig(max_batch=3, max_context=MAX_CONTEXT, prefill_chunk=24, num_pages=22)
