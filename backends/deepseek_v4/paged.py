@@ -14,10 +14,9 @@ from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import INDEX_STATE_GROUP, SWA_GROUP, AttentionKind, state_group
 from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.indexer import Indexer, select_topk
-from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, Reach
+from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, Reach, Segment
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.rope import Rope, Rotary
-from backends.deepseek_v4.rows.format import RowFormat
 from backends.deepseek_v4.segments import AttentionInput, attend_segments
 
 
@@ -62,85 +61,95 @@ class PagedPass:
 
         ``layer`` counts within the pool.
         """
-        kind = self.pool.kind(layer)
-        rope = self.ropes.of(kind)
+        rope, positions_T = self.ropes.of(self.pool.kind(layer)), self.plan.positions_T
         q_THD, keys_TD, latent_TL = attention.project(x_TD, rope)
-        self.pool.swa_rows.write(self.pool.swa(layer), self.plan.write_slots[SWA_GROUP], keys_TD)
+        self.store_keys(layer, keys_TD)
+        if attention.compressor is not None:
+            self.store_states(layer, attention.compressor, attention.compressor.state_rows(x_TD, positions_T))
         selections: tuple[torch.Tensor | None, ...] = ()
-        if kind.compresses:
-            self._compress(layer, kind, attention.compressor, x_TD)
-        if kind is AttentionKind.CSA:
-            self._compress_index(layer, attention.indexer, x_TD)
-            selections = self._select(layer, attention.indexer, x_TD, latent_TL)
-        step = AttentionInput(
-            plan=self.plan,
-            layer=layer,
-            q_THD=q_THD,
-            sinks_H=attention.attn_sink,
-            scale=attention.scale,
-            selections=selections,
-        )
-        return attention.output(attend_segments(self.pool, step, self.plan.segments), rope)
+        if attention.indexer is not None:
+            indexer = attention.indexer
+            self.store_index_states(layer, indexer, indexer.compressor.state_rows(x_TD, positions_T))
+            if self.selects:
+                q_TJD, weights_TJ = indexer.query(latent_TL, rope), indexer.weights(x_TD)
+                selections = self.select(layer, indexer, q_TJD, weights_TJ)
+        o_THD = self.attend(layer, q_THD, attention.attn_sink, attention.scale, selections)
+        return attention.output(o_THD, rope)
 
-    def _compress(self, layer: int, kind: AttentionKind, compressor: Compressor, x_TD: torch.Tensor) -> None:
+    def store_keys(self, layer: int, keys_TD: torch.Tensor) -> None:
+        """Write the tokens' rotated keys."""
+        self.pool.swa_rows.write(self.pool.swa(layer), self.plan.write_slots[SWA_GROUP], keys_TD)
+
+    def store_states(self, layer: int, compressor: Compressor, states_TD: torch.Tensor) -> None:
         """Write the tokens' state rows and the compressed rows that they close."""
         plan, pool = self.plan, self.pool
-        states_TD = compressor.state_rows(x_TD, plan.positions_T)
-        state_rows, states = pool.state_rows(layer), pool.state(layer)
-        state_rows.write(states, plan.write_slots[state_group(kind)], states_TD)
+        kind, rows, states = pool.kind(layer), pool.state_rows(layer), pool.state(layer)
+        rows.write(states, plan.write_slots[state_group(kind)], states_TD)
         boundaries = plan.boundaries.get(kind)
         if boundaries is not None:
-            windows = (boundaries.window_slots_XW, boundaries.window_valid_XW)
-            rows_XD = self._pool_rows(kind, compressor, state_rows, states, windows)
-            pool.compressed_rows(layer).write(pool.compressed(layer), boundaries.write_slots_X, rows_XD)
+            windows_XWD = rows.take(states, boundaries.window_slots_XW)
+            closed_XD = compressor.pool(windows_XWD, boundaries.window_valid_XW, self.ropes.entries[kind])
+            pool.compressed_rows(layer).write(pool.compressed(layer), boundaries.write_slots_X, closed_XD)
 
-    def _compress_index(self, layer: int, indexer: Indexer, x_TD: torch.Tensor) -> None:
-        """Write the indexer's state rows and the keys that the tokens close."""
+    def store_index_states(self, layer: int, indexer: Indexer, states_TD: torch.Tensor) -> None:
+        """Write the tokens' rows of indexer state and the keys that they close."""
         plan, pool = self.plan, self.pool
-        states_TD = indexer.compressor.state_rows(x_TD, plan.positions_T)
-        state_rows, states = pool.index_state_rows(layer), pool.index_state(layer)
-        state_rows.write(states, plan.write_slots[INDEX_STATE_GROUP], states_TD)
+        rows, states = pool.index_state_rows(layer), pool.index_state(layer)
+        rows.write(states, plan.write_slots[INDEX_STATE_GROUP], states_TD)
         boundaries = plan.boundaries.get(AttentionKind.CSA)
         if boundaries is not None:
-            windows = _index_windows(boundaries)
-            rows_XD = self._pool_rows(AttentionKind.CSA, indexer.compressor, state_rows, states, windows)
-            pool.index_rows(layer).write(pool.index_keys(layer), boundaries.write_slots_X, rows_XD)
+            slots_XW, valid_XW = _index_windows(boundaries)
+            entries = self.ropes.entries[AttentionKind.CSA]
+            closed_XD = indexer.compressor.pool(rows.take(states, slots_XW), valid_XW, entries)
+            pool.index_rows(layer).write(pool.index_keys(layer), boundaries.write_slots_X, closed_XD)
 
-    def _pool_rows(
-        self,
-        kind: AttentionKind,
-        compressor: Compressor,
-        state_rows: RowFormat,
-        states: torch.Tensor,
-        windows: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        """Compressed rows [X, d] of windows given as (slots, validity) [X, W]."""
-        slots_XW, valid_XW = windows
-        return compressor.pool(state_rows.take(states, slots_XW), valid_XW, self.ropes.entries[kind])
+    @property
+    def selects(self) -> bool:
+        """Whether any segment sees more compressed rows than a CSA query attends."""
+        return any(_is_selected(segment) for segment in self.plan.segments)
 
-    def _select(
-        self, layer: int, indexer: Indexer, x_TD: torch.Tensor, latent_TL: torch.Tensor
+    def select(
+        self, layer: int, indexer: Indexer, q_TJD: torch.Tensor, weights_TJ: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        """Per segment the selected rows [G, M, k] (ascending, left-packed, then -1), or None if all are seen."""
-        views = [segment.compressed.get(AttentionKind.CSA) for segment in self.plan.segments]
-        if all(view is None or view.reach is Reach.ALL for view in views):
-            return (None,) * len(views)
-        q_TJD = self.pool.index_rows(layer).prepare_query(indexer.query(latent_TL, self.ropes.compress))
-        weights_TJ = indexer.weights(x_TD)
+        """Per segment the selected rows [G, M, k] (ascending, left-packed, then -1), or None if all are seen.
+
+        ``q_TJD`` are rotated queries of the indexer's J heads, ``weights_TJ`` float32 their weights.
+        """
+        rows, keys = self.pool.index_rows(layer), self.pool.index_keys(layer)
+        q_TJD = rows.prepare_query(q_TJD)
         selections = []
-        for segment, view in zip(self.plan.segments, views, strict=True):
-            if view is None or view.reach is Reach.ALL:
+        for segment in self.plan.segments:
+            if not _is_selected(segment):
                 selections.append(None)
                 continue
-            shape = (segment.num_groups, segment.width)
-            keys_GCD = self.pool.index_rows(layer).take(self.pool.index_keys(layer), view.slots_GC)
+            view = segment.compressed[AttentionKind.CSA]
+            shape, tokens = (segment.num_groups, segment.width), slice(segment.first, segment.last)
             scores_GMC = indexer.scores(
-                q_TJD[segment.first : segment.last].unflatten(0, shape),
-                weights_TJ[segment.first : segment.last].unflatten(0, shape),
-                keys_GCD,
+                q_TJD[tokens].unflatten(0, shape),
+                weights_TJ[tokens].unflatten(0, shape),
+                rows.take(keys, view.slots_GC),
             )
             selections.append(select_topk(scores_GMC, view.select_k, view.visible_GMC))
         return tuple(selections)
+
+    def attend(
+        self,
+        layer: int,
+        q_THD: torch.Tensor,
+        sinks_H: torch.Tensor,
+        scale: float,
+        selections: tuple[torch.Tensor | None, ...],
+    ) -> torch.Tensor:
+        """Attention results [T, H, d] of all segments from caches that are already written."""
+        step = AttentionInput(
+            plan=self.plan, layer=layer, q_THD=q_THD, sinks_H=sinks_H, scale=scale, selections=selections
+        )
+        return attend_segments(self.pool, step, self.plan.segments)
+
+
+def _is_selected(segment: Segment) -> bool:
+    view = segment.compressed.get(AttentionKind.CSA)
+    return view is not None and view.reach is not Reach.ALL
 
 
 def _index_windows(boundaries: Boundaries) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from backends.deepseek_v4.cache_groups import CacheLayout
 from backends.deepseek_v4.config import DeepseekV4Config
 from backends.deepseek_v4.plan_types import EAGER, PlanShape, PlanSpec
-from specdec.checks import flag, positive_int
+from specdec.checks import flag, integer, positive_int
 from specdec.errors import CapacityError
 
 
@@ -18,18 +18,21 @@ class PassConfig:
                      result of a row does not depend, bit for bit, on what else is in the pass
     fixed_rows       rows of every pass under ``batch_invariant``; longer passes are refused
     query_block      most queries of a prompt chunk that are attended at once
+    few_rows         longest pass that takes the fused path of ``few_rows`` (float32 on the CPU); 0: never
     """
 
     max_context: int
     batch_invariant: bool = False
     fixed_rows: int = 8
     query_block: int = 128
+    few_rows: int = 8
 
     def __post_init__(self) -> None:
         positive_int("max_context", self.max_context, where="engine.max_context")
         flag("batch_invariant", self.batch_invariant, where="engine.batch_invariant")
         positive_int("fixed_rows", self.fixed_rows, where="engine.fixed_rows")
         positive_int("query_block", self.query_block)
+        integer("few_rows", self.few_rows, low=0)
 
     def shape(self, num_tokens: int) -> PlanShape:
         """Plan shape of a pass. Raises CapacityError when it has more tokens than ``fixed_rows`` allow."""

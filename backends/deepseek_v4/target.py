@@ -3,12 +3,13 @@
 Owns the weights and the cache pool; everything about a pass comes in as arguments and leaves as a value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 
 from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
+from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.moe import ExpertPath
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
@@ -32,6 +33,9 @@ class DeepseekV4Target:
         self.pool = pool
         self.passes = passes
         self.backend = DeepseekV4AttentionBackend(plan_spec(model.config, pool.layout, passes), pool, passes)
+        self._few_rows = None
+        if passes.few_rows and supports(model):
+            self._few_rows = FewRowsBlocks(model.layers, model.config, all_experts=passes.batch_invariant)
         self.vocab_size = model.config.vocab_size
         self.max_context = passes.max_context
         self.device = pool.device
@@ -101,16 +105,26 @@ class DeepseekV4Target:
         model = self.model
         ropes = pass_ropes(plan, model.window_rotary, model.compress_rotary)
         paged = PagedPass(plan=plan, pool=self.pool, ropes=ropes)
-        path = ExpertPath.ALL if self.passes.batch_invariant else None
+        run_layer = self._layer_runner(paged, tokens_T)
         last = len(model.layers) - 1
         wanted = [last if layer == LAST_LAYER else layer for layer in hidden_layers]
         states = {}
         streams_TSD = model.embed_streams(tokens_T)
-        for i, block in enumerate(model.layers):
-            streams_TSD = block(streams_TSD, tokens_T, partial(paged.attention, i), path)
+        for i in range(len(model.layers)):
+            streams_TSD = run_layer(i, streams_TSD)
             if i in wanted:
                 states[i] = streams_TSD.flatten(1)
         return streams_TSD, [states[layer] for layer in wanted]
+
+    def _layer_runner(
+        self, paged: PagedPass, tokens_T: torch.Tensor
+    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """What runs one layer of this pass: (layer, streams) -> streams."""
+        if self._few_rows is not None and paged.plan.num_tokens <= self.passes.few_rows:
+            return self._few_rows.runner(paged, tokens_T)
+        path = ExpertPath.ALL if self.passes.batch_invariant else None
+        layers = self.model.layers
+        return lambda i, streams_TSD: layers[i](streams_TSD, tokens_T, partial(paged.attention, i), path)
 
     def _logits(self, streams_TSD: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
         """Logits float32 [R, V] of the packed tokens ``rows``."""

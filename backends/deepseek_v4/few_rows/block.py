@@ -1,0 +1,73 @@
+"""FewRowsBlocks: the layers of a model for passes of a few float32 tokens on the CPU, where dispatch is the cost.
+
+A decode pass runs some hundred tiny operations a layer; fused products, folded norms and host arithmetic for what
+is a few numbers a token make it several times faster. Same results as ``Block`` up to rounding.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from backends.deepseek_v4.block import Block
+from backends.deepseek_v4.cache_groups import AttentionKind
+from backends.deepseek_v4.config import DeepseekV4Config
+from backends.deepseek_v4.few_rows.attention import FewRowsAttention, Turns, whole_turns
+from backends.deepseek_v4.few_rows.experts import FewRowsExperts
+from backends.deepseek_v4.few_rows.mixing import HostMixing, mix_out
+from backends.deepseek_v4.few_rows.norms import RowNorm
+from backends.deepseek_v4.paged import PagedPass
+
+
+class FewRowsBlock:
+    """One layer; holds fused copies of its weights."""
+
+    def __init__(self, block: Block, *, all_experts: bool) -> None:
+        config = block.config
+        self._norm = RowNorm(config.rms_norm_eps)
+        self._attn_mixing, self._ffn_mixing = HostMixing(block.hc_attn, config), HostMixing(block.hc_ffn, config)
+        self._attention = FewRowsAttention(block.attn, block.attn_norm.weight, self._norm)
+        self._experts = FewRowsExperts(block.ffn, block.ffn_norm.weight, all_experts=all_experts)
+
+    def __call__(
+        self, layer: int, streams_TSD: torch.Tensor, token_ids: list[int], paged: PagedPass, turns: Turns
+    ) -> torch.Tensor:
+        """New streams [T, S, D]; writes the caches of pool layer ``layer``."""
+        x_TD, mix_TSR = self._attn_mixing.mix_in(streams_TSD)
+        streams_TSD = mix_out(self._attention(layer, self._norm(x_TD), paged, turns), streams_TSD, mix_TSR)
+        x_TD, mix_TSR = self._ffn_mixing.mix_in(streams_TSD)
+        return mix_out(self._experts(self._norm(x_TD), token_ids), streams_TSD, mix_TSR)
+
+
+class FewRowsBlocks:
+    """All layers of a stack."""
+
+    def __init__(self, blocks: Sequence[Block], config: DeepseekV4Config, *, all_experts: bool) -> None:
+        """``all_experts`` evaluates every expert for every token, in products of constant shape."""
+        self._config = config
+        self._layers = tuple(FewRowsBlock(block, all_experts=all_experts) for block in blocks)
+
+    def runner(
+        self, paged: PagedPass, tokens_T: torch.Tensor
+    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """What runs one layer of a pass: (layer, streams [T, S, D]) -> streams."""
+        window, compress = self._turns(paged)
+        per_layer = [compress if kind.compresses else window for kind in paged.pool.kinds]
+        token_ids = tokens_T.tolist()
+        return lambda i, streams_TSD: self._layers[i](i, streams_TSD, token_ids, paged, per_layer[i])
+
+    def _turns(self, paged: PagedPass) -> tuple[Turns, Turns | None]:
+        """Rotations of a pass: those of window-only layers and those of compressing layers."""
+        dim, ropes, positions_T = self._config.head_dim, paged.ropes, paged.plan.positions_T
+        heads = whole_turns(ropes.window, dim)
+        window = Turns(heads=heads, back=heads.conj().resolve_conj(), index=None, phases={})
+        if ropes.compress is None:
+            return window, None
+        heads = whole_turns(ropes.compress, dim)
+        phases = {kind: positions_T % kind.ratio for kind in AttentionKind if kind.compresses}
+        index = whole_turns(ropes.compress, self._config.index_head_dim)
+        return window, Turns(heads=heads, back=heads.conj().resolve_conj(), index=index, phases=phases)
+
+
+def supports(model: torch.nn.Module) -> bool:
+    """Whether a model's weights are float32 on the CPU."""
+    return all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
