@@ -103,9 +103,13 @@ class WatchedDrafter:
         self.needs = drafter.needs
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._starts: dict[int, int] = {}
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
         """The drafter's proposal, checked for shapes, limits, ids and laws."""
+        for row, start in zip(inputs.layout.rows, inputs.layout.start_positions, strict=True):
+            assert start >= self._starts.get(row, 0), f"row {row} went back without forget"
+            self._starts[row] = start
         before = _copies(inputs)
         proposal = self._drafter.propose(inputs)
         for name, tensor in _copies(inputs).items():
@@ -116,6 +120,8 @@ class WatchedDrafter:
 
     def forget(self, rows: Sequence[int]) -> None:
         """Passed on."""
+        for row in rows:
+            self._starts.pop(row, None)
         self._drafter.forget(rows)
 
     def _check(self, inputs: DraftInput, proposal: Proposal) -> None:
