@@ -29,6 +29,8 @@ def measure(config: TrainerConfig, corpus: TokenisedCorpus, folder: Path) -> tup
     """Time optimizer steps after a warm-up that compiles; also a table of the costliest kernels."""
     begin = time.monotonic()
     run = Run(config, corpus)
+    # Past the warm-up, so that the losses show whether the learning rates hold.
+    run.progress.seconds = 60 * config.minutes * max(config.schedule.warmup, config.schedule.sparse_from)
     first = [float(run.step()[1].next_token) for _ in range(WARM_STEPS)]
     compiled_s = time.monotonic() - begin
     losses, step_s = _timed(run)
