@@ -14,7 +14,7 @@ from experiments.workloads import Row, Workload
 from specdec.api import DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
-from specdec.errors import ConfigError, WorkloadError
+from specdec.errors import ConfigError, UnsupportedError, WorkloadError
 from specdec.sampling_params import SamplingParams
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -42,6 +42,8 @@ class Parts:
 def check_parts(config: Config, workload: Workload) -> Parts:
     """Make everything that needs no model; raises SpecDecError for what cannot work."""
     device_of(config)
+    if config["engine"]["graphs"]:
+        raise UnsupportedError("rounds are not captured as graphs yet: leave engine.graphs at null or false")
     return Parts(
         drafter=drafter_config(config["drafter"]),
         verifier=instantiate(config["verifier"], "verifier").build(),

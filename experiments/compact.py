@@ -17,6 +17,6 @@ def compact(folder: Path) -> Path | None:
 
     parquet = folder / PARQUET
     with duckdb.connect() as connection:
-        table = connection.read_json(str(rows), format="newline_delimited")
+        table = connection.read_json(str(rows), format="newline_delimited", sample_size=-1)
         table.write_parquet(str(parquet))
     return parquet

@@ -182,6 +182,7 @@ def test_without_a_baseline_losslessness_is_unknown_and_may_be_required(
         (["target=toy", "shard=0/2"], "shard picks a part of a sweep"),
         (["target=toy", "sampling.min_new_tokens=9", "sampling.max_new_tokens=3"], "min_new_tokens"),
         (["target=toy", "engine.device=tpu"], "engine.device must be"),
+        (["target=toy", "engine.graphs=true"], "engine.graphs"),
         (["--frobnicate"], "unknown flag --frobnicate"),
         (["target=toy", "target.params.colour=3"], "the toy has no colour"),
     ],
