@@ -62,3 +62,17 @@ def test_check_servable_names_pages_and_key(max_tokens: int, fits: bool) -> None
         return
     with pytest.raises(CapacityError, match=r"request a .* needs 5 pages of full, 4 are .*engine\.num_pages"):
         plan.check_servable("a", max_tokens)
+
+
+@pytest.mark.parametrize(("num_pages", "fits"), [(24, True), (23, False)])
+def test_check_servable_counts_a_window_with_the_longest_chunk(num_pages: int, fits: bool) -> None:
+    narrow = CacheGroupSpec(
+        group_id="narrow", retention=Retention.SLIDING_WINDOW, rows_per_page=1, sliding_window_tokens=4
+    )
+    config = EngineConfig(num_pages=num_pages, prefill_chunk=20, max_batch=2)
+    plan = plan_cache((narrow,), config, max_context=40, num_draft_tokens=3)
+    if fits:
+        plan.check_servable("a", 40)
+        return
+    with pytest.raises(CapacityError, match="needs 23 pages of narrow, 22 are available"):
+        plan.check_servable("a", 40)
