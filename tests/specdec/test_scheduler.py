@@ -164,7 +164,9 @@ def test_recomputed_prefix_emits_nothing() -> None:
     scheduler = make_scheduler()
     live = live_request("a", 3)
     live.tokens.extend([1, 1])
+    live.draft = [1]
     live.preempt()
+    assert live.draft == ()
     scheduler.add(live)
     first = step(scheduler)
     assert (first.layout.query_lens, first.emitting, first.layout.logit_rows) == ((4,), (), ())
