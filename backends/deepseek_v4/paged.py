@@ -14,9 +14,10 @@ from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import INDEX_STATE_GROUP, SWA_GROUP, AttentionKind, state_group
 from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.indexer import Indexer, select_topk
-from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, Reach, Segment
+from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, PlanSpec, Reach, Segment
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.rope import Rope, Rotary
+from backends.deepseek_v4.rows.missing import writable_slots
 from backends.deepseek_v4.segments import AttentionInput, attend_segments
 
 
@@ -50,11 +51,27 @@ def pass_ropes(plan: ForwardPlan, window: Rotary, compress: Rotary | None) -> Pa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PagedPass:
-    """One pass over one pool: what every layer's attention needs beside its weights and inputs."""
+    """One pass over one pool: what every layer's attention needs beside its weights and inputs.
+
+    plan         the pass
+    pool         its caches
+    ropes        its angles
+    write_slots  the plan's write slots by group, where unwanted rows have a place to land
+    selects      whether any segment sees more compressed rows than a CSA query attends
+    """
 
     plan: ForwardPlan
     pool: CachePool
     ropes: PassRopes
+    write_slots: Mapping[str, torch.Tensor]
+    selects: bool
+
+    @classmethod
+    def of(cls, plan: ForwardPlan, pool: CachePool, ropes: PassRopes, spec: PlanSpec) -> "PagedPass":
+        """The pass of a plan."""
+        write_slots = {g: writable_slots(slots_T, spec.rows_per_page(g)) for g, slots_T in plan.write_slots.items()}
+        selects = any(_is_selected(segment) for segment in plan.segments)
+        return cls(plan=plan, pool=pool, ropes=ropes, write_slots=write_slots, selects=selects)
 
     def attention(self, layer: int, attention: Attention, x_TD: torch.Tensor) -> torch.Tensor:
         """Output [T, D] of a layer's attention over normalised inputs; writes the layer's caches in place.
@@ -73,18 +90,18 @@ class PagedPass:
             if self.selects:
                 q_TJD, weights_TJ = indexer.query(latent_TL, rope), indexer.weights(x_TD)
                 selections = self.select(layer, indexer, q_TJD, weights_TJ)
-        o_THD = self.attend(layer, q_THD, attention.attn_sink, attention.scale, selections)
+        o_THD = self.attend(layer, q_THD, attention.attn_sink.float(), attention.scale, selections)
         return attention.output(o_THD, rope)
 
     def store_keys(self, layer: int, keys_TD: torch.Tensor) -> None:
         """Write the tokens' rotated keys."""
-        self.pool.swa_rows.write(self.pool.swa(layer), self.plan.write_slots[SWA_GROUP], keys_TD)
+        self.pool.swa_rows.put(self.pool.swa(layer), self.write_slots[SWA_GROUP], keys_TD)
 
     def store_states(self, layer: int, compressor: Compressor, states_TD: torch.Tensor) -> None:
         """Write the tokens' state rows and the compressed rows that they close."""
         plan, pool = self.plan, self.pool
         kind, rows, states = pool.kind(layer), pool.state_rows(layer), pool.state(layer)
-        rows.write(states, plan.write_slots[state_group(kind)], states_TD)
+        rows.put(states, self.write_slots[state_group(kind)], states_TD)
         boundaries = plan.boundaries.get(kind)
         if boundaries is not None:
             windows_XWD = rows.take(states, boundaries.window_slots_XW)
@@ -95,18 +112,13 @@ class PagedPass:
         """Write the tokens' rows of indexer state and the keys that they close."""
         plan, pool = self.plan, self.pool
         rows, states = pool.index_state_rows(layer), pool.index_state(layer)
-        rows.write(states, plan.write_slots[INDEX_STATE_GROUP], states_TD)
+        rows.put(states, self.write_slots[INDEX_STATE_GROUP], states_TD)
         boundaries = plan.boundaries.get(AttentionKind.CSA)
         if boundaries is not None:
             slots_XW, valid_XW = _index_windows(boundaries)
             entries = self.ropes.entries[AttentionKind.CSA]
             closed_XD = indexer.compressor.pool(rows.take(states, slots_XW), valid_XW, entries)
             pool.index_rows(layer).write(pool.index_keys(layer), boundaries.write_slots_X, closed_XD)
-
-    @property
-    def selects(self) -> bool:
-        """Whether any segment sees more compressed rows than a CSA query attends."""
-        return any(_is_selected(segment) for segment in self.plan.segments)
 
     def select(
         self, layer: int, indexer: Indexer, q_TJD: torch.Tensor, weights_TJ: torch.Tensor

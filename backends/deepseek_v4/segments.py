@@ -22,7 +22,7 @@ class AttentionInput:
     plan        the pass
     layer       layer of the cache pool
     q_THD       rotated queries of all planned tokens
-    sinks_H     natural-log weights in the denominator
+    sinks_H     float32 natural-log weights in the denominator
     scale       factor of the products
     selections  for a CSA layer the selected compressed rows of each segment, int64 [G, M, k], left-packed, then
                 -1; None where the segment sees all rows. Empty: every segment sees all rows
@@ -64,8 +64,8 @@ def _attend(
         more_GCD = pool.compressed_rows(step.layer).take(pool.compressed(step.layer), slots)
         keys_GKD = torch.cat([keys_GKD, more_GCD], dim=1)
     bias_GQK = segment_bias(segment, view, selection_GMk, num_heads)
-    sinks_Q1 = step.sinks_H.float().repeat(segment.width).unsqueeze(1)
-    return attend(q_GQD, keys_GKD.to(q_GQD.dtype), bias_GQK, sinks_Q1, step.scale).view(-1, num_heads, dim)
+    sinks_H = step.sinks_H if segment.width == 1 else step.sinks_H.repeat(segment.width)
+    return attend(q_GQD, keys_GKD.to(q_GQD.dtype), bias_GQK, sinks_H, step.scale).view(-1, num_heads, dim)
 
 
 def selected_slots(view: CompressedView, selection_GMk: torch.Tensor) -> torch.Tensor:
@@ -85,18 +85,18 @@ def masked_bias(segment: Segment, view: CompressedView, selection_GMk: torch.Ten
 
 
 def attend(
-    q_GQD: torch.Tensor, keys_GKD: torch.Tensor, bias_GQK: torch.Tensor, sinks_Q1: torch.Tensor, scale: float
+    q_GQD: torch.Tensor, keys_GKD: torch.Tensor, bias_GQK: torch.Tensor, sinks_Q: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Softmax attention with a sink in the denominator only; the keys are the values. Returns [G, Q, D].
 
-    ``sinks_Q1`` float32 has one logit per row of a group's score matrix. Scores and weights are float32. A row
+    ``sinks_Q`` float32 has one logit per row of a group's score matrix. Scores and weights are float32. A row
     without a visible key gives zeros. (FlashMLA, ``tests/ref.py``: ``o * 1 / (1 + exp(sink - lse))``.)
     """
     if q_GQD.dtype == torch.float32:
         scores_GQK = torch.baddbmm(bias_GQK, q_GQD, keys_GKD.transpose(1, 2), alpha=scale)
     else:
         scores_GQK = torch.bmm(q_GQD, keys_GKD.transpose(1, 2)).float().mul_(scale).add_(bias_GQK)
-    sinks_GQ1 = sinks_Q1.expand(len(q_GQD), -1, -1)
+    sinks_GQ1 = sinks_Q.view(1, -1, 1).expand(q_GQD.shape[0], -1, -1)
     weights_GQK = torch.cat([scores_GQK, sinks_GQ1], dim=2).softmax(dim=2)[:, :, :-1]
     return torch.bmm(weights_GQK.to(q_GQD.dtype), keys_GKD)
 

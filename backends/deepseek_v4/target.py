@@ -78,7 +78,6 @@ class DeepseekV4Target:
         plan = self.backend.plan(layout, tables)
         return self.run(plan, tokens_T, logit_rows=layout.logit_rows, hidden_layers=hidden_layers)
 
-    @torch.no_grad()
     def run(
         self,
         plan: ForwardPlan,
@@ -92,11 +91,14 @@ class DeepseekV4Target:
         ``logit_rows`` are the packed tokens whose logits are returned, ascending.
         """
         num_tokens = len(tokens_T)
-        if num_tokens < plan.num_tokens:
-            tokens_T = torch.nn.functional.pad(tokens_T, (0, plan.num_tokens - num_tokens))
-        streams_TSD, kept = self._layers(plan, tokens_T, hidden_layers)
+        # Views are cheaper without autograd's bookkeeping; what leaves is copied into ordinary tensors.
+        with torch.inference_mode():
+            if num_tokens < plan.num_tokens:
+                tokens_T = torch.nn.functional.pad(tokens_T, (0, plan.num_tokens - num_tokens))
+            streams_TSD, kept = self._layers(plan, tokens_T, hidden_layers)
+            logits_RV = self._logits(streams_TSD, logit_rows)
         hidden_TD = torch.cat([state[:num_tokens] for state in kept], dim=1) if kept else None
-        return TargetOutput(logits_RV=self._logits(streams_TSD, logit_rows), hidden_TD=hidden_TD)
+        return TargetOutput(logits_RV=logits_RV.clone(), hidden_TD=hidden_TD)
 
     def _layers(
         self, plan: ForwardPlan, tokens_T: torch.Tensor, hidden_layers: tuple[int, ...]
@@ -104,7 +106,7 @@ class DeepseekV4Target:
         """Final streams [T, S, D] and the flattened streams [T, S * D] after each of ``hidden_layers``."""
         model = self.model
         ropes = pass_ropes(plan, model.window_rotary, model.compress_rotary)
-        paged = PagedPass(plan=plan, pool=self.pool, ropes=ropes)
+        paged = PagedPass.of(plan, self.pool, ropes, self.backend.spec)
         run_layer = self._layer_runner(paged, tokens_T)
         last = len(model.layers) - 1
         wanted = [last if layer == LAST_LAYER else layer for layer in hidden_layers]

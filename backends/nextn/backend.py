@@ -217,7 +217,7 @@ class NextNBackend:
     def _run(self, plan: ForwardPlan, streams_TSD: torch.Tensor, tokens_T: torch.Tensor) -> torch.Tensor:
         """Own streams [T, S, D] of previous streams and the tokens that follow them."""
         ropes = pass_ropes(plan, self.model.window_rotary, None)
-        paged = PagedPass(plan=plan, pool=self.pool, ropes=ropes)
+        paged = PagedPass.of(plan, self.pool, ropes, self.spec)
         embeddings_TD = self._embed(tokens_T)
         return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, partial(paged.attention, 0))
 

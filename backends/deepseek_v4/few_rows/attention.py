@@ -42,7 +42,7 @@ def whole_turns(rope: Rope, dim: int) -> torch.Tensor:
 
 def turn(x_THD: torch.Tensor, turns_T1P: torch.Tensor) -> torch.Tensor:
     """Rotate contiguous ``x_THD`` in place."""
-    torch.view_as_complex(x_THD.unflatten(-1, (-1, 2))).mul_(turns_T1P)
+    x_THD.view(torch.complex64).mul_(turns_T1P)
     return x_THD
 
 
@@ -51,8 +51,9 @@ class FewRowsAttention:
 
     def __init__(self, attention: Attention, input_weight: torch.Tensor, norm: RowNorm) -> None:
         """``input_weight`` [D] is the weight of the norm before the layer, folded into the input's products."""
-        self._module, self._norm = attention, norm
-        self._num_heads, self._dim = attention.num_heads, attention.head_dim
+        self._norm, self._num_heads, self._dim = norm, attention.num_heads, attention.head_dim
+        self._compressor, self._indexer, self._scale = attention.compressor, attention.indexer, attention.scale
+        self._sinks = attention.attn_sink.detach().float()
         self._key_weight = torch.ones(self._num_heads + 1, self._dim)
         self._key_weight[-1] = attention.kv_norm.weight.detach()
         inputs, latents = [attention.wq_a.weight, attention.wkv.weight], [attention.wq_b.weight]
@@ -72,29 +73,28 @@ class FewRowsAttention:
 
     def __call__(self, layer: int, x_TD: torch.Tensor, paged: PagedPass, turns: Turns) -> torch.Tensor:
         """Output [T, D] of ``x_TD``, normalised without a weight; writes the caches of pool layer ``layer``."""
-        module, heads, num_tokens = self._module, self._num_heads, len(x_TD)
-        latent_TL, key_TD, *states = torch.mm(x_TD, self._input_t).split(self._input_sizes, dim=1)
+        heads, num_tokens = self._num_heads, x_TD.shape[0]
+        latent_TL, key_TD, *states = torch.mm(x_TD, self._input_t).split_with_sizes(self._input_sizes, 1)
         queries = torch.mm(self._norm(latent_TL), self._latent_t)
         q_width = heads * self._dim
-        joined = torch.cat([queries[:, :q_width] if len(states) > 1 else queries, key_TD], dim=1)
+        joined = torch.cat([queries if self._indexer is None else queries[:, :q_width], key_TD], dim=1)
         rows_THD = self._norm(joined.view(num_tokens, heads + 1, self._dim)).mul_(self._key_weight)
         turn(rows_THD, turns.heads)
-        paged.store_keys(layer, rows_THD[:, heads])
+        paged.store_keys(layer, rows_THD.select(1, heads))
         selections: tuple[torch.Tensor | None, ...] = ()
-        if module.compressor is not None:
+        if self._compressor is not None:
             phases_T = turns.phases[paged.pool.kind(layer)]
-            paged.store_states(layer, module.compressor, states[0] + self._ape.index_select(0, phases_T))
-        if module.indexer is not None:
-            index_states_TD = states[1] + self._index_ape.index_select(0, phases_T)
-            paged.store_index_states(layer, module.indexer, index_states_TD)
+            paged.store_states(layer, self._compressor, states[0].add_(self._ape.index_select(0, phases_T)))
+        if self._indexer is not None:
+            paged.store_index_states(layer, self._indexer, states[1].add_(self._index_ape.index_select(0, phases_T)))
             if paged.selects:
-                indexer = module.indexer
-                q_TJD = queries[:, q_width:].unflatten(1, (indexer.num_heads, indexer.head_dim)).contiguous()
-                weights_TJ = states[2] * indexer.scale
+                indexer = self._indexer
+                q_TJD = queries[:, q_width:].reshape(num_tokens, indexer.num_heads, indexer.head_dim)
+                weights_TJ = states[2].mul_(indexer.scale)
                 selections = paged.select(layer, indexer, turn(q_TJD, turns.index), weights_TJ)
         q_THD = rows_THD[:, :heads].contiguous()
-        o_THD = turn(paged.attend(layer, q_THD, module.attn_sink, module.scale, selections), turns.back)
-        grouped_GTI = o_THD.view(num_tokens, len(self._low_t), -1).transpose(0, 1)
+        o_THD = turn(paged.attend(layer, q_THD, self._sinks, self._scale, selections), turns.back)
+        grouped_GTI = o_THD.view(num_tokens, self._low_t.shape[0], -1).transpose(0, 1)
         low_TR = torch.bmm(grouped_GTI, self._low_t).transpose(0, 1).reshape(num_tokens, -1)
         return torch.mm(low_TR, self._out_t)
 

@@ -6,11 +6,15 @@ nobody chose is not touched. Same mathematics as ``moe``.
 
 from math import exp, log1p, sqrt
 
+import numpy as np
 import torch
 
+from backends.deepseek_v4.few_rows.mixing import float_tensor
 from backends.deepseek_v4.moe import ExpertPath, MixtureOfExperts
 
 TINY = torch.finfo(torch.float32).tiny
+# Above this softplus(x) is x, as torch has it.
+LINEAR = 20.0
 
 
 class FewRowsExperts:
@@ -21,9 +25,10 @@ class FewRowsExperts:
 
         ``all_experts`` evaluates every expert for every token in products of constant shape.
         """
-        self._gate, self._all = ffn.gate, all_experts
-        self._experts = ffn.experts
+        self._all, self._experts = all_experts, ffn.experts
         self._limit, self._width = ffn.experts.limit, ffn.experts.w1.shape[1]
+        self._k, self._normalise, self._factor = ffn.gate.k, ffn.gate.normalise, ffn.gate.factor
+        self._sizes = (2 * self._width, ffn.gate.weight.shape[0])
         self._column = input_weight.detach().float()
         shared = ffn.shared_experts
         stacked = torch.cat([shared.w1.weight, shared.w3.weight, ffn.gate.weight]).detach().float()
@@ -37,7 +42,7 @@ class FewRowsExperts:
 
     def __call__(self, x_TD: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
         """Output [T, D] of ``x_TD``, normalised without a weight."""
-        up_TF, gate_TE = torch.mm(x_TD, self._shared_t).split((2 * self._width, self._gate.weight.shape[0]), dim=1)
+        up_TF, gate_TE = torch.mm(x_TD, self._shared_t).split_with_sizes(self._sizes, 1)
         chosen = [self._choose(row, token) for row, token in zip(gate_TE.tolist(), token_ids, strict=True)]
         if self._all:
             return self._shared(up_TF) + self._routed_by_all(x_TD, chosen)
@@ -46,39 +51,47 @@ class FewRowsExperts:
 
     def _choose(self, logits: list[float], token: int) -> list[tuple[int, float]]:
         """(expert, weight) of one token: best first, the lowest id on ties."""
-        scores = [sqrt(max(_softplus(x), TINY)) for x in logits]
+        scores = [sqrt(log1p(exp(x))) if x < LINEAR else sqrt(x) for x in logits]
         if self._table is not None:
             ids = self._table[token]
         else:
             biased = [s + b for s, b in zip(scores, self._bias, strict=True)]
-            ids = sorted(range(len(biased)), key=biased.__getitem__, reverse=True)[: self._gate.k]
-        total = max(sum(scores[e] for e in ids), TINY) if self._gate.normalise else 1.0
-        return [(e, scores[e] / total * self._gate.factor) for e in ids]
+            ids = sorted(range(len(biased)), key=biased.__getitem__, reverse=True)[: self._k]
+        total = max(sum([scores[e] for e in ids]), TINY) if self._normalise else 1.0
+        return [(e, scores[e] / total * self._factor) for e in ids]
 
     def _run(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
         """Shared expert and the (expert, token, weight) pairs, sorted by expert."""
-        num_tokens, spans, start = len(x_TD), [], 0
-        for i, (expert, _, _) in enumerate(pairs):
-            # A lone token gets one product per choice, even if a table names an expert twice.
-            if num_tokens == 1 or i + 1 == len(pairs) or pairs[i + 1][0] != expert:
-                spans.append((expert, start, i + 1))
-                start = i + 1
-        rows_PD = x_TD.expand(len(pairs), -1) if num_tokens == 1 else x_TD[[t for _, t, _ in pairs]]
-        ups = [torch.mm(rows_PD[a:b], self._up_EDI[e]) for e, a, b in spans]
-        gate, up = torch.cat([up_TF, *ups]).split(self._width, dim=1)
-        active = _activate(gate, up, self._limit)
-        active[num_tokens:].mul_(torch.tensor([w for _, _, w in pairs]).unsqueeze(1))
-        out_TD = torch.mm(active[:num_tokens], self._shared_down_t)
-        downs = [torch.mm(active[num_tokens + a : num_tokens + b], self._down_EID[e]) for e, a, b in spans]
+        num_tokens = x_TD.shape[0]
         if num_tokens == 1:
-            for down in downs:
-                out_TD.add_(down)
-            return out_TD
-        return out_TD.index_add_(0, torch.tensor([t for _, t, _ in pairs]), torch.cat(downs))
+            return self._run_one(x_TD, up_TF, pairs)
+        experts, tokens, weights = zip(*pairs, strict=True)
+        ends = [i + 1 for i in range(len(pairs)) if i + 1 == len(pairs) or experts[i + 1] != experts[i]]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        chosen = [experts[end - 1] for end in ends]
+        tokens_P = torch.from_numpy(np.array(tokens))
+        parts = x_TD.index_select(0, tokens_P).split_with_sizes(sizes)
+        ups = [torch.mm(part, self._up_EDI[e]) for e, part in zip(chosen, parts, strict=True)]
+        active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
+        shared, routed = active.split_with_sizes((num_tokens, len(pairs)))
+        routed.mul_(float_tensor(weights).unsqueeze(1))
+        parts = routed.split_with_sizes(sizes)
+        downs = [torch.mm(part, self._down_EID[e]) for e, part in zip(chosen, parts, strict=True)]
+        return torch.mm(shared, self._shared_down_t).index_add_(0, tokens_P, torch.cat(downs))
+
+    def _run_one(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
+        """``_run`` of a single token: one product per choice."""
+        ups = [torch.mm(x_TD, self._up_EDI[e]) for e, _, _ in pairs]
+        active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
+        active.mul_(float_tensor([1.0, *(w for _, _, w in pairs)]).unsqueeze(1))
+        shared, *routed = active.split_with_sizes((1,) * (1 + len(pairs)))
+        out_TD = torch.mm(shared, self._shared_down_t)
+        for row, (expert, _, _) in zip(routed, pairs, strict=True):
+            out_TD.addmm_(row, self._down_EID[expert])
+        return out_TD
 
     def _shared(self, up_TF: torch.Tensor) -> torch.Tensor:
-        gate, up = up_TF.split(self._width, dim=1)
-        return torch.mm(_activate(gate, up, self._limit), self._shared_down_t)
+        return torch.mm(_activate(up_TF, self._width, self._limit), self._shared_down_t)
 
     def _routed_by_all(self, x_TD: torch.Tensor, chosen: list[list[tuple[int, float]]]) -> torch.Tensor:
         ids_TK = torch.tensor([[e for e, _ in choice] for choice in chosen])
@@ -86,12 +99,9 @@ class FewRowsExperts:
         return self._experts(x_TD * self._column, ids_TK, weights_TK, ExpertPath.ALL)
 
 
-def _activate(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
-    """``moe.expert_activation``, always in a new tensor."""
+def _activate(joined_PF: torch.Tensor, width: int, limit: float) -> torch.Tensor:
+    """``moe.expert_activation`` of gate and up side by side, in a new tensor [P, width]."""
+    gate, up = joined_PF.split_with_sizes((width, width), 1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return torch.nn.functional.silu(gate).mul_(up)
-
-
-def _softplus(x: float) -> float:
-    return x + log1p(exp(-x)) if x > 0 else log1p(exp(x))

@@ -43,6 +43,9 @@ class RowFormat(Protocol):
         Slots at or beyond the capacity are a mistake of the caller.
         """
 
+    def put(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
+        """As ``write``, but for slots that are all 0 or more."""
+
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows at ``slots_X`` (int32 or int64, any shape) as [X, D]; a negative slot gives a row of zeros."""
 

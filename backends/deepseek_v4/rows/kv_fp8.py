@@ -116,6 +116,10 @@ class Fp8KvRows:
         """
         self._pages().store(buffer, slots_T, *self.encode(rows_TD))
 
+    def put(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
+        """As ``write``; slots must be 0 or more."""
+        self.write(buffer, slots_T, rows_TD)
+
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, head_dim] in bf16; zeros for negative slots."""
         return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)

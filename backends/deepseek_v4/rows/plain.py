@@ -33,8 +33,11 @@ class PlainRows:
 
     def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
         """Store rows in place; negative slots land in the last row of page 0."""
-        slots = writable_slots(slots_T, self.rows_per_page)
-        buffer.view(-1, self.width).index_copy_(0, slots, rows_TD.to(self.dtype))
+        self.put(buffer, writable_slots(slots_T, self.rows_per_page), rows_TD)
+
+    def put(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
+        """Store rows in place; slots must be 0 or more."""
+        buffer.view(-1, self.width).index_copy_(0, slots_T, rows_TD.to(self.dtype))
 
     def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """Rows [X, D] of ``dtype``; zeros for negative slots."""
