@@ -243,7 +243,7 @@ def _evaluate(run: Run, times: int, depth: int) -> Quality:
         length=times * config.data.sequence_tokens,
         sequences=max(config.eval_sequences // times, 1),
         depth=depth,
-        documents=range(config.eval_documents),
+        documents=range(min(config.eval_documents, len(run.corpus.heldout))),
     )
 
 

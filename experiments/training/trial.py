@@ -33,6 +33,7 @@ def measure(config: TrainerConfig, corpus: TokenisedCorpus, folder: Path) -> tup
     run.progress.seconds = 60 * config.minutes * max(config.schedule.warmup, config.schedule.sparse_from)
     first = [float(run.step()[1].next_token) for _ in range(WARM_STEPS)]
     compiled_s = time.monotonic() - begin
+    print(f"{config.batch_sequences} windows: {WARM_STEPS} steps after {compiled_s:.1f} s", flush=True)
     losses, step_s = _timed(run)
     # Late in a run weights are rounded to storage at every step.
     run.progress.seconds = 60 * config.minutes

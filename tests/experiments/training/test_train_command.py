@@ -31,9 +31,7 @@ def test_two_steps_through_the_command_line(trainer_config, tmp_path):
     config = dataclasses.asdict(trainer_config(max_steps=2, eval_documents=1))
     overrides = [f"trainer.{key}={value}" for key, value in config.items() if not isinstance(value, dict)]
     for section in ("model", "data"):
-        overrides += [
-            f"trainer.{section}.{key}={json.dumps(value)}" for key, value in config[section].items()
-        ]
+        overrides += [f"trainer.{section}.{key}={json.dumps(value)}" for key, value in config[section].items()]
     assert train.main([*overrides, f"hydra.run.dir={tmp_path}"]) == 0
     assert train.is_done(tmp_path)
     assert (tmp_path / "checkpoint" / "model.safetensors.index.json").exists()
