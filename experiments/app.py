@@ -61,6 +61,7 @@ class App:
     check    raises SpecDecError for a configuration that cannot work, before any job starts
     key      names the folder of a sweep's job
     is_done  whether the job of this folder need not run again
+    added    groups outside of the defaults list
     """
 
     name: str
@@ -69,6 +70,7 @@ class App:
     check: Callable[[DictConfig], None]
     key: Callable[[DictConfig], str]
     is_done: Callable[[Path], bool]
+    added: tuple[str, ...] = ()
 
     def main(self, arguments: Sequence[str]) -> int:
         """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
@@ -95,7 +97,8 @@ class App:
     def _dispatch(self, arguments: list[str]) -> int:
         args = _parse(arguments)
         if args.help:
-            print(help_text(CONF, self.config, command=f"python -m experiments.{self.name}"))
+            command = f"python -m experiments.{self.name}"
+            print(help_text(CONF, self.config, command=command, added=self.added))
             return 0
         if args.hydra_help or args.cfg or args.info or args.shell_completion:
             return self._delegate(arguments)

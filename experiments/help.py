@@ -3,23 +3,25 @@
 Nothing is composed and no model code is imported, so that help is there at once.
 """
 
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING as MANDATORY
-from omegaconf import OmegaConf
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.mistakes import describe
-from experiments.schemas import SCHEMAS
 
-ADDED_WITH_PLUS = ("experiment", "sweep")
 HIDDEN = ("_target_",)
+KEY_WIDTH = 44
 
 
-def help_text(conf: Path, config: str, *, command: str) -> str:
-    """What ``command`` can be told, given its primary configuration ``conf/CONFIG.yaml``."""
+def help_text(conf: Path, config: str, *, command: str, added: Sequence[str] = ()) -> str:
+    """What ``command`` can be told, given its primary configuration ``conf/CONFIG.yaml``.
+
+    added  groups outside of the defaults list, which are added with ``+GROUP=OPTION``
+    """
     primary = OmegaConf.load(conf / f"{config}.yaml")
     chosen = dict(_chosen_options(primary.defaults))
     lines = [
@@ -27,8 +29,10 @@ def help_text(conf: Path, config: str, *, command: str) -> str:
         "",
         "groups (the default is marked with *):",
     ]
-    for group, default in [*chosen.items(), *((name, "") for name in ADDED_WITH_PLUS)]:
+    for group, default in chosen.items():
         lines += _group_lines(conf / group, group, default)
+    for group in added:
+        lines += _group_lines(conf / group, f"+{group}", "")
     lines += ["", "keys:"]
     for group in chosen:
         lines += _key_lines(conf / group, group)
@@ -47,9 +51,8 @@ def _chosen_options(defaults: Any) -> Iterator[tuple[str, str]]:
 
 
 def _group_lines(folder: Path, group: str, default: str) -> list[str]:
-    plus = "+" if group in ADDED_WITH_PLUS else ""
     return [
-        f"  {plus}{group}={path.stem}{'*' if path.stem == default else ''}".ljust(28) + _comment(path)
+        f"  {group}={path.stem}{'*' if path.stem == default else ''}".ljust(28) + _comment(path)
         for path in sorted(folder.glob("*.yaml"))
     ]
 
@@ -61,31 +64,36 @@ def _comment(path: Path) -> str:
 
 
 def _key_lines(folder: Path, group: str) -> list[str]:
-    """Keys of every option of a group; a key that several options share is listed once with all their names."""
+    """Keys of every option of a group; a line that several options share is given once with all their names."""
     options: dict[str, list[str]] = {}
     paths = sorted(folder.glob("*.yaml"))
     for path in paths:
-        for spec in _fields_of(path):
-            line = f"  {group}.{spec.name}={_default(spec)}".ljust(44) + describe(spec)
+        for line in _lines_of(_settings(path), f"{group}."):
             options.setdefault(line, []).append(path.stem)
-    return [
-        line if len(names) == len(paths) else f"{line}  ({', '.join(names)})" for line, names in options.items()
-    ]
+    return [line if len(names) == len(paths) else f"{line}  ({', '.join(names)})" for line, names in options.items()]
 
 
-def _fields_of(path: Path) -> list[Field]:
-    for entry in OmegaConf.load(path).get("defaults", []):
+def _settings(path: Path) -> DictConfig:
+    """An option's schema with the option's own values; empty for an option without a schema."""
+    content = OmegaConf.load(path)
+    settings = OmegaConf.create()
+    for entry in content.pop("defaults", []):
         for key, name in entry.items() if not isinstance(entry, str) else ():
-            schema = SCHEMAS.get((key.removeprefix("/schema/").partition("@")[0], name))
-            if schema is not None:
-                return [spec for spec in fields(schema) if spec.name not in HIDDEN]
-    return []
+            if key.startswith("/schema/"):
+                settings = ConfigStore.instance().load(f"{key[1:].partition('@')[0]}/{name}.yaml").node.copy()
+    return OmegaConf.merge(settings, content) if settings else settings
 
 
-def _default(spec: Field) -> str:
-    if spec.default_factory is not MISSING:
-        return _shown(spec.default_factory())
-    return "???" if spec.default == MANDATORY else _shown(spec.default)
+def _lines_of(node: DictConfig, prefix: str) -> Iterator[str]:
+    kind = OmegaConf.get_type(node)
+    for spec in fields(kind) if is_dataclass(kind) else ():
+        key = f"{prefix}{spec.name}"
+        if OmegaConf.is_missing(node, spec.name):
+            yield f"  {key}=???".ljust(KEY_WIDTH) + "  " + describe(spec)
+        elif isinstance(node[spec.name], DictConfig) and is_dataclass(OmegaConf.get_type(node[spec.name])):
+            yield from _lines_of(node[spec.name], f"{key}.")
+        elif spec.name not in HIDDEN:
+            yield f"  {key}={_shown(node[spec.name])}".ljust(KEY_WIDTH) + "  " + describe(spec)
 
 
 def _shown(value: object) -> str:

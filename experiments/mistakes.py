@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import Field, fields
+from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -95,7 +95,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _field_of(schema: Any, name: str) -> Field | None:
-    known = fields(schema) if schema in {RunSchema, *SCHEMAS.values()} else ()
+    known = fields(schema) if is_dataclass(schema) else ()
     return next((spec for spec in known if spec.name == name), None)
 
 
@@ -106,7 +106,7 @@ def _known_keys() -> set[str]:
 
 def _unknown_key(full_key: str, schema: Any) -> str:
     prefix, _, name = full_key.rpartition(".")
-    own = [spec.name for spec in fields(schema)] if schema in SCHEMAS.values() else []
+    own = [spec.name for spec in fields(schema)] if prefix and is_dataclass(schema) else []
     close = get_close_matches(name, own, n=1)
     hint = f"; nearest: {prefix}.{close[0]}" if close else nearest(full_key, _known_keys() - {full_key})
     has = f" (this {prefix} has {', '.join(key for key in own if not key.startswith('_'))})" if own else ""

@@ -29,7 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def app() -> App:
     """The application, with nothing loaded yet."""
-    return App(name="run", config="config", run=Jobs(), check=check, key=key, is_done=is_done)
+    return App(
+        name="run",
+        config="config",
+        run=Jobs(),
+        check=check,
+        key=key,
+        is_done=is_done,
+        added=("experiment", "sweep"),
+    )
 
 
 class Jobs:

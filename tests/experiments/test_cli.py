@@ -1,8 +1,8 @@
 """The console command: help without imports, and mistakes in one line."""
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,14 +22,21 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_help_imports_neither_torch_nor_a_backend(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["train", "--help"]])
+def test_help_takes_less_than_a_second_and_imports_no_torch(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom experiments import cli\n"
-        f"try:\n    code = cli.main({arguments!r})\nexcept SystemExit as end:\n    code = end.code\n"
-        "assert not code and 'torch' not in sys.modules and 'backends' not in sys.modules\n"
+        "import sys\n"
+        "from experiments import cli\n"
+        f"assert cli.main({arguments!r}) == 0\n"
+        "assert not {'torch', 'backends', 'drafters'} & set(sys.modules)\n"
     )
-    started = time.perf_counter()
+    before = _seconds_of_children()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "specdec" in result.stdout
-    assert time.perf_counter() - started < 20, "help must not load models"
+    assert result.stdout.startswith("usage: ")
+    assert _seconds_of_children() - before < 1.0
+
+
+def _seconds_of_children() -> float:
+    """Processor time of finished child processes, which other load on the machine does not change."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
