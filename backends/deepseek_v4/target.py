@@ -75,8 +75,19 @@ class DeepseekV4Target:
         ``tokens_T`` int64 [T]. Raises MetadataError for tables that do not fit the layout and CapacityError for
         a pass that is longer than ``PassConfig.fixed_rows`` allow.
         """
+        if layout.num_tokens == 0:
+            return self._nothing(hidden_layers)
         plan = self.backend.plan(layout, tables)
         return self.run(plan, tokens_T, logit_rows=layout.logit_rows, hidden_layers=hidden_layers)
+
+    def _nothing(self, hidden_layers: tuple[int, ...]) -> TargetOutput:
+        """The result of an idle pass."""
+        config, weight = self.model.config, self.model.embed.weight
+        width = len(hidden_layers) * config.hc_mult * config.hidden_size
+        return TargetOutput(
+            logits_RV=torch.zeros(0, config.vocab_size, device=weight.device),
+            hidden_TD=weight.new_zeros((0, width)) if hidden_layers else None,
+        )
 
     def run(
         self,
@@ -118,9 +129,7 @@ class DeepseekV4Target:
                 states[i] = streams_TSD.flatten(1)
         return streams_TSD, [states[layer] for layer in wanted]
 
-    def _layer_runner(
-        self, paged: PagedPass, tokens_T: torch.Tensor
-    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    def _layer_runner(self, paged: PagedPass, tokens_T: torch.Tensor) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """What runs one layer of this pass: (layer, streams) -> streams."""
         if self._few_rows is not None and paged.plan.num_tokens <= self.passes.few_rows:
             return self._few_rows.runner(paged, tokens_T)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
+from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
 from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.graph_state import GraphBuffers, GraphState, GraphStateInputs
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
@@ -81,6 +82,9 @@ class NextNBackend:
         )
         self._embed, self._head = embed, head
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
+        self._few_rows = None
+        if config.few_rows and supports(model):
+            self._few_rows = FewRowsBlocks((model.layer,), model.config, all_experts=False)
         self._eager = self._step_buffers(config.max_batch)
         self._captured: StepBuffers | None = None
         self._graphs: GraphState | None = None
@@ -216,10 +220,15 @@ class NextNBackend:
 
     def _run(self, plan: ForwardPlan, streams_TSD: torch.Tensor, tokens_T: torch.Tensor) -> torch.Tensor:
         """Own streams [T, S, D] of previous streams and the tokens that follow them."""
-        ropes = pass_ropes(plan, self.model.window_rotary, None)
-        paged = PagedPass.of(plan, self.pool, ropes, self.spec)
-        embeddings_TD = self._embed(tokens_T)
-        return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, partial(paged.attention, 0))
+        with torch.inference_mode():
+            ropes = pass_ropes(plan, self.model.window_rotary, None)
+            paged = PagedPass.of(plan, self.pool, ropes, self.spec)
+            embeddings_TD = self._embed(tokens_T)
+            if self._few_rows is None or plan.num_tokens > self.config.few_rows:
+                attend = partial(paged.attention, 0)
+                return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, attend)
+            streams_TSD = self.model.combine(streams_TSD, embeddings_TD, plan.positions_T)
+            return self._few_rows.runner(paged, tokens_T)(0, streams_TSD)
 
 
 def newest_rows(query_starts_B1: torch.Tensor, num_committed_B: torch.Tensor) -> torch.Tensor:

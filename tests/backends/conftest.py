@@ -84,7 +84,7 @@ def shuffled_tables(
             base = base if spec.is_sliding else 0
             lines.append(order[base:needed])
             bases.append(base)
-        columns = max(len(line) for line in lines)
+        columns = max((len(line) for line in lines), default=0)
         pages = [line + [-1] * (columns - len(line)) for line in lines]
         pages_BC = torch.tensor(pages, dtype=torch.int32).reshape(len(reqs), columns)
         base_B = torch.tensor(bases, dtype=torch.int32) if spec.is_sliding else None
@@ -114,6 +114,10 @@ class PagedWorld:
         specs = self.target.cache_groups
         return shuffled_tables(specs, self.num_pages, spans, layout.rows, compact=self.compact)
 
+    def layout(self, chunks: Sequence[tuple[int, int, Sequence[int]]], *, num_prefill_reqs: int = 0) -> RoundLayout:
+        """Layout of a pass over (row, start position, tokens) with the logits of every token."""
+        return layout_of_chunks(chunks, num_prefill_reqs=num_prefill_reqs)
+
     def tables_of(self, row: int, length: int) -> dict[str, GroupTable]:
         """Tables of one request that has ``length`` committed positions."""
         specs = self.target.cache_groups
@@ -129,7 +133,7 @@ class PagedWorld:
     ) -> TargetOutput:
         """Run a pass over (row, start position, tokens) with the logits of every token."""
         layout = layout_of_chunks(chunks, num_prefill_reqs=num_prefill_reqs)
-        tokens_T = torch.tensor([t for _, _, tokens in chunks for t in tokens])
+        tokens_T = torch.tensor([t for _, _, tokens in chunks for t in tokens], dtype=torch.int64)
         target = self.target if target is None else target
         return target.forward(layout, tokens_T, self.tables(layout), hidden_layers=hidden_layers)
 
@@ -203,6 +207,7 @@ def make_world(
     cache_dtype: str = "fp32",
     indexer_dtype: str = "plain",
     dtype: torch.dtype = torch.float32,
+    few_rows: int = 8,
     seed: int = 0,
 ) -> PagedWorld:
     torch.manual_seed(seed)
@@ -215,7 +220,9 @@ def make_world(
     layout = target_layout(config, cache_dtype=cache_dtype, indexer_dtype=indexer_dtype)
     specs = layout.slice_layers(0, config.num_hidden_layers).group_specs()
     num_pages = {spec.group_id: 1 + 4 * (spec.pages_for(max_context) + 1) for spec in specs}
-    passes = PassConfig(max_context=max_context, batch_invariant=batch_invariant, fixed_rows=fixed_rows)
+    passes = PassConfig(
+        max_context=max_context, batch_invariant=batch_invariant, fixed_rows=fixed_rows, few_rows=few_rows
+    )
     target = DeepseekV4Target.build(
         model, num_pages, passes, cache_dtype=cache_dtype, indexer_dtype=indexer_dtype, poison=True
     )

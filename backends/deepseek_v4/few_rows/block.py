@@ -46,9 +46,7 @@ class FewRowsBlocks:
         self._config = config
         self._layers = tuple(FewRowsBlock(block, all_experts=all_experts) for block in blocks)
 
-    def runner(
-        self, paged: PagedPass, tokens_T: torch.Tensor
-    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    def runner(self, paged: PagedPass, tokens_T: torch.Tensor) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """What runs one layer of a pass: (layer, streams [T, S, D]) -> streams."""
         window, compress = self._turns(paged)
         per_layer = [compress if kind.compresses else window for kind in paged.pool.kinds]

@@ -1,0 +1,114 @@
+"""The fused path for a few rows gives what the plain modules give."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from backends.deepseek_v4.config import DeepseekV4Config
+from backends.deepseek_v4.few_rows.block import supports
+from backends.deepseek_v4.few_rows.experts import FewRowsExperts
+from backends.deepseek_v4.few_rows.mixing import HostMixing, mix_out
+from backends.deepseek_v4.few_rows.norms import RowNorm
+from backends.deepseek_v4.hyper_connections import HyperWeights
+from backends.deepseek_v4.hyper_connections import mix_in as plain_mix_in
+from backends.deepseek_v4.hyper_connections import mix_out as plain_mix_out
+from backends.deepseek_v4.moe import MixtureOfExperts
+from backends.deepseek_v4.norms import rms_norm
+from backends.deepseek_v4.ops.sinkhorn import reference, scalar
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 30.0])
+def test_scalar_sinkhorn_equals_the_reference(size, spread):
+    logits = torch.randn(50, size, size) * spread
+    expected = reference.sinkhorn(logits, 20, 1e-6)
+    got = torch.tensor([scalar.sinkhorn(m.flatten().tolist(), 20, 1e-6) for m in logits]).view(50, size, size)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_scalar_sinkhorn_does_as_many_rounds_as_asked(rounds):
+    logits = torch.randn(4, 4) * 3
+    got = torch.tensor(scalar.sinkhorn(logits.flatten().tolist(), rounds, 1e-3)).view(4, 4)
+    torch.testing.assert_close(got, reference.sinkhorn(logits, rounds, 1e-3), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_streams", [2, 4])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_host_mixing_equals_hyper_connections(small_config: DeepseekV4Config, num_streams, scale):
+    config = dataclasses.replace(small_config, hc_mult=num_streams)
+    num_mixes = 2 * num_streams + num_streams**2
+    weights = HyperWeights(
+        fn=torch.randn(num_mixes, num_streams * config.hidden_size),
+        base=torch.randn(num_mixes),
+        scale=torch.randn(3) * scale,
+    )
+    streams_TSD = torch.randn(3, num_streams, config.hidden_size)
+    expected = plain_mix_in(streams_TSD, weights, config)
+    x_TD, mix_TSR = HostMixing(weights, config).mix_in(streams_TSD)
+    torch.testing.assert_close(x_TD, expected.input, atol=1e-5, rtol=1e-4)
+    output_TD = torch.randn(3, config.hidden_size)
+    torch.testing.assert_close(
+        mix_out(output_TD, streams_TSD, mix_TSR),
+        plain_mix_out(output_TD, streams_TSD, expected),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+def randomised_experts(config, layer):
+    ffn = MixtureOfExperts(config, layer)
+    for parameter in ffn.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    if ffn.gate.is_hash:
+        ffn.gate.tid2eid.random_(0, config.n_routed_experts)
+    return ffn
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("all_experts", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 2, 8])
+def test_few_rows_experts_equal_the_module(small_config, layer, all_experts, num_tokens):
+    for change in ({}, {"norm_topk_prob": False, "swiglu_limit": 0.0, "num_experts_per_tok": 1}):
+        config = dataclasses.replace(small_config, **change)
+        ffn = randomised_experts(config, layer)
+        weight, x_TD = torch.rand(config.hidden_size) + 0.5, torch.randn(num_tokens, config.hidden_size)
+        token_ids = torch.randint(0, config.vocab_size, (num_tokens,))
+        fused = FewRowsExperts(ffn, weight, all_experts=all_experts)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                fused(x_TD, token_ids.tolist()), ffn(x_TD * weight, token_ids), atol=1e-5, rtol=1e-4
+            )
+
+
+def test_equal_router_scores_choose_the_lowest_expert(small_config):
+    ffn = randomised_experts(small_config, 1)
+    ffn.gate.weight.data.zero_()
+    ffn.gate.bias.data.zero_()
+    x_TD = torch.randn(2, small_config.hidden_size)
+    fused = FewRowsExperts(ffn, torch.ones(small_config.hidden_size), all_experts=False)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x_TD, [0, 0]), ffn(x_TD, torch.zeros(2, dtype=torch.int64)))
+
+
+def test_row_norm_equals_rms_norm():
+    x = torch.randn(3, 5, 64) * torch.tensor([1e-4, 1.0, 1e4]).view(3, 1, 1)
+    torch.testing.assert_close(RowNorm(1e-6)(x), rms_norm(x, None, 1e-6))
+
+
+def test_the_fused_path_equals_the_plain_one(world_of, text):
+    fused = world_of()
+    plain = world_of(few_rows=0)
+    start = 125
+    for world in (fused, plain):
+        world.run([(0, 0, text[:start]), (1, 0, text[:start])], num_prefill_reqs=2)
+    for size in (1, 4, 8, 1, 2):
+        chunks = [(0, start, text[start : start + size])]
+        torch.testing.assert_close(fused.run(chunks).logits_RV, plain.run(chunks).logits_RV, atol=2e-5, rtol=1e-4)
+        start += size
+
+
+def test_only_float32_on_the_cpu_is_supported(world_of):
+    assert supports(world_of().target.model)
+    assert not supports(world_of(dtype=torch.bfloat16).target.model)
