@@ -22,14 +22,15 @@ def range_slots(
     """
     positions_GK = starts_G.unsqueeze(1) + torch.arange(span.start, span.stop, device=starts_G.device)
     logical_GK = torch.div(positions_GK, rows_per_page, rounding_mode="floor")
-    offset_GK = positions_GK - logical_GK * rows_per_page
+    offset_GK = torch.remainder(positions_GK, rows_per_page)
     return _page_slots(table, reqs_G, logical_GK, offset_GK, rows_per_page)
 
 
 def entry_slots(table: GroupTable, reqs_X: torch.Tensor, entries_X: torch.Tensor, rows_per_page: int) -> torch.Tensor:
     """Slots [X] int64 of compressed rows ``entries_X`` of requests ``reqs_X`` (a negative entry gives -1)."""
-    logical_X1 = torch.div(entries_X, rows_per_page, rounding_mode="floor").unsqueeze(1)
-    offset_X1 = entries_X.unsqueeze(1) - logical_X1 * rows_per_page
+    entries_X1 = entries_X.unsqueeze(1)
+    logical_X1 = torch.div(entries_X1, rows_per_page, rounding_mode="floor")
+    offset_X1 = torch.remainder(entries_X1, rows_per_page)
     return _page_slots(table, reqs_X, logical_X1, offset_X1, rows_per_page).squeeze(1)
 
 
@@ -62,6 +63,6 @@ def _page_slots(
     if reqs_G is not None:
         pages_GC = pages_GC.index_select(0, reqs_G)
     safe_GK = columns_GK.clamp(0, num_columns - 1)
-    page_GK = pages_GC.gather(1, safe_GK)
-    missing_GK = (columns_GK != safe_GK).logical_or_(page_GK < 0).logical_or_(logical_GK < 0)
-    return (page_GK * rows_per_page + offset_GK).masked_fill_(missing_GK, PAD_SLOT)
+    # A missing page is -1 in the table and makes a negative slot; every negative slot becomes -1.
+    slots_GK = pages_GC.gather(1, safe_GK) * rows_per_page + offset_GK
+    return slots_GK.masked_fill_(columns_GK != safe_GK, PAD_SLOT).clamp_(min=PAD_SLOT)
