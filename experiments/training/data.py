@@ -73,33 +73,34 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     return np.array([0 if i in special else len(tokenizer.id_to_token(i)) for i in range(size)], dtype=np.int64)
 
 
-def read_documents(corpus: Path, part: str, max_bytes: int) -> Iterator[tuple[str, list[str]]]:
-    """Each file's name and documents, of ``train`` or ``heldout``; at most ``max_bytes`` of a file, 0 for all."""
-    for name, content in _read_files(corpus, part):
+def read_documents(corpus: Path, max_bytes: int) -> Iterator[tuple[str, str, list[str]]]:
+    """Part (``train`` or ``heldout``), file name and documents of each file; at most ``max_bytes`` of it, 0 for all."""
+    for part, name, content in _read_files(corpus):
         text = (content[:max_bytes] if max_bytes else content).decode("utf-8", errors="ignore")
-        yield name, [document for document in text.split(DOCUMENT_BREAK) if document.strip()]
+        yield part, name, [document for document in text.split(DOCUMENT_BREAK) if document.strip()]
 
 
-def _read_files(corpus: Path, part: str) -> Iterator[tuple[str, bytes]]:
+def _read_files(corpus: Path) -> Iterator[tuple[str, str, bytes]]:
     if corpus.is_dir():
-        for path in sorted((corpus / part).glob("*.txt")):
-            yield path.name, path.read_bytes()
+        for path in sorted(corpus.glob("*/*.txt")):
+            yield path.parent.name, path.name, path.read_bytes()
         return
     if not corpus.exists():
         raise WorkloadError(f"corpus {corpus} does not exist (conf: trainer.data.corpus)")
     with tarfile.open(corpus) as archive:
         for member in archive:
             path = Path(member.name)
-            if member.isfile() and path.suffix == ".txt" and path.parent.name == part:
+            if member.isfile() and path.suffix == ".txt":
                 file = archive.extractfile(member)
                 assert file is not None
-                yield path.name, file.read()
+                yield path.parent.name, path.name, file.read()
 
 
 def _tokenise(settings: DataSettings, separator: int, seed: int) -> dict[str, np.ndarray]:
     corpus = Path(settings.corpus)
-    train = [doc for _, docs in read_documents(corpus, TRAIN, settings.max_bytes) for doc in docs]
-    heldout = [(name, doc) for name, docs in read_documents(corpus, HELDOUT, settings.max_bytes) for doc in docs]
+    files = sorted(read_documents(corpus, settings.max_bytes))
+    train = [doc for part, _, docs in files if part == TRAIN for doc in docs]
+    heldout = [(name, doc) for part, name, docs in files if part == HELDOUT for doc in docs]
     if not train or not heldout:
         raise WorkloadError(f"corpus {corpus} has no {TRAIN}/*.txt or no {HELDOUT}/*.txt (conf: trainer.data.corpus)")
     random.Random(seed).shuffle(train)

@@ -17,7 +17,7 @@ def test_every_document_stands_behind_a_separator_and_loses_nothing(trainer_conf
     tokenizer = Tokenizer.from_file(settings.tokenizer)
     pieces = np.split(loaded.train, np.flatnonzero(loaded.train == loaded.separator))
     texts = {tokenizer.decode(piece[1:].tolist()) for piece in pieces if len(piece) > 1}
-    assert texts == {doc for _, docs in read_documents(corpus, "train", 0) for doc in docs}
+    assert texts == {doc for part, _, docs in read_documents(corpus, 0) if part == "train" for doc in docs}
     assert loaded.train[0] == loaded.train[-1] == loaded.separator
     assert [ids[0] for ids in loaded.heldout] == [loaded.separator] * 3
     assert loaded.heldout_names == ("c.txt",) * 3
@@ -25,7 +25,7 @@ def test_every_document_stands_behind_a_separator_and_loses_nothing(trainer_conf
 
 def test_token_bytes_add_up_to_the_text(trainer_config, corpus, tmp_path):
     loaded = load_corpus(trainer_config().data, tmp_path / "cache.npz", seed=0)
-    ((_, documents),) = read_documents(corpus, "heldout", 0)
+    documents = [doc for part, _, docs in read_documents(corpus, 0) if part == "heldout" for doc in docs]
     assert [int(loaded.token_bytes[ids].sum()) for ids in loaded.heldout] == [len(d.encode()) for d in documents]
 
 
