@@ -106,13 +106,21 @@ class PagedWorld:
     target: DeepseekV4Target
     nextn: NextNModel
     num_pages: dict[str, int]
+    device: torch.device = CPU
     compact: bool = True
 
     def tables(self, layout: RoundLayout, extra: int = 0) -> dict[str, GroupTable]:
         """Tables that cover the layout and ``extra`` further positions."""
         spans = [(p, n + extra) for p, n in zip(layout.start_positions, layout.seq_lens, strict=True)]
         specs = self.target.cache_groups
-        return shuffled_tables(specs, self.num_pages, spans, layout.rows, compact=self.compact)
+        tables = shuffled_tables(specs, self.num_pages, spans, layout.rows, compact=self.compact)
+        return {
+            group_id: GroupTable(
+                pages_BC=table.pages_BC.to(self.device),
+                base_B=None if table.base_B is None else table.base_B.to(self.device),
+            )
+            for group_id, table in tables.items()
+        }
 
     def layout(self, chunks: Sequence[tuple[int, int, Sequence[int]]], *, num_prefill_reqs: int = 0) -> RoundLayout:
         """Layout of a pass over (row, start position, tokens) with the logits of every token."""
@@ -133,7 +141,7 @@ class PagedWorld:
     ) -> TargetOutput:
         """Run a pass over (row, start position, tokens) with the logits of every token."""
         layout = layout_of_chunks(chunks, num_prefill_reqs=num_prefill_reqs)
-        tokens_T = torch.tensor([t for _, _, tokens in chunks for t in tokens], dtype=torch.int64)
+        tokens_T = torch.tensor([t for _, _, tokens in chunks for t in tokens], dtype=torch.int64, device=self.device)
         target = self.target if target is None else target
         return target.forward(layout, tokens_T, self.tables(layout), hidden_layers=hidden_layers)
 
@@ -208,12 +216,14 @@ def make_world(
     indexer_dtype: str = "plain",
     dtype: torch.dtype = torch.float32,
     few_rows: int = 8,
+    device: torch.device = CPU,
     seed: int = 0,
 ) -> PagedWorld:
     torch.manual_seed(seed)
     model, nextn = DeepseekV4Model(config), NextNModel(config)
     randomise(model, seed)
     randomise(nextn, seed + 1)
+    model, nextn = model.to(device), nextn.to(device)
     if dtype != torch.float32:
         cast_parameters(model, dtype)
         cast_parameters(nextn, dtype)
@@ -226,7 +236,7 @@ def make_world(
     target = DeepseekV4Target.build(
         model, num_pages, passes, cache_dtype=cache_dtype, indexer_dtype=indexer_dtype, poison=True
     )
-    return PagedWorld(target=target, nextn=nextn, num_pages=num_pages)
+    return PagedWorld(target=target, nextn=nextn, num_pages=num_pages, device=device)
 
 
 @pytest.fixture

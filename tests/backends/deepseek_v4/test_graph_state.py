@@ -220,3 +220,35 @@ def test_captured_draft_equals_eager_draft_with_padding(graph_world, text):
     for one, other in zip(eager, logits, strict=True):
         torch.testing.assert_close(other[:1], one, atol=2e-5, rtol=1e-4)
         assert other.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_a_recorded_pass_equals_eager_for_every_live_batch(world_of, text):
+    device = torch.device("cuda")
+    world = world_of(max_context=CONTEXT, device=device)
+    backend = world.target.backend
+    backend.init_cuda_graph_state(graph_inputs(world.target.cache_groups))
+    starts = [126, 5]
+    for row, start in enumerate(starts):
+        world.run([(row, 0, text[row : row + start])], num_prefill_reqs=1)
+    tokens_T = torch.zeros(2 * WIDTH, dtype=torch.int64, device=device)
+    every_row = tuple(range(2 * WIDTH))
+    graphs = []
+    for _ in range(2):
+        buffers = capture(world, 2)
+        world.target.run(buffers.plan, tokens_T, logit_rows=every_row)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = world.target.run(buffers.plan, tokens_T, logit_rows=every_row)
+        graphs.append((graph, out))
+    for rows in ([0], [0, 1], [1], []):
+        chunks = [(r, starts[r], text[r + starts[r] : r + starts[r] + WIDTH]) for r in rows]
+        inputs = decode_inputs(world, rows, [starts[r] for r in rows], num_reqs=2)
+        backend.init_forward_metadata_replay_cuda_graph(inputs, 2)
+        live = [t for _, _, c in chunks for t in c]
+        tokens_T.copy_(torch.tensor(live + [0] * (2 * WIDTH - len(live))))
+        expected = world.run(chunks).logits_RV
+        for graph, out in graphs:
+            graph.replay()
+            torch.testing.assert_close(out.logits_RV[: len(live)], expected, atol=1e-3, rtol=1e-3)
