@@ -30,7 +30,7 @@ class ModelSettings:
     o_lora_rank: int = 128
     n_routed_experts: int = 8
     num_experts_per_tok: int = 2
-    moe_intermediate_size: int = 256
+    moe_intermediate_size: int = 192
     num_hash_layers: int = 1
     routed_scaling_factor: float = 1.5
     sliding_window: int = 128
@@ -38,7 +38,7 @@ class ModelSettings:
     index_head_dim: int = 128
     index_topk: int = 32
     hc_mult: int = 4
-    hc_sinkhorn_iters: int = 20
+    hc_sinkhorn_iters: int = 4
     yarn_factor: float = 16.0
 
 
@@ -84,7 +84,7 @@ class OptimizerSettings:
     head_lr: float = 0.002
     vector_lr: float = 0.003
     mixing_lr: float = 0.002
-    weight_decay: float = 0.02
+    weight_decay: float = 0.1
     momentum: float = 0.95
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     router_step: float = 0.001
@@ -143,7 +143,7 @@ class TrainerConfig:
     seed              of initialisation and order of the text
     """
 
-    minutes: float = 16.0
+    minutes: float = 15.5
     max_steps: int = 0
     batch_sequences: int = 96
     device: str = "cuda"
@@ -151,8 +151,8 @@ class TrainerConfig:
     compile: bool = True
     compile_backend: str = "inductor"
     resume: bool = True
-    save_minutes: float = 4.0
-    log_steps: int = 20
+    save_minutes: float = 5.0
+    log_steps: int = 50
     eval_sequences: int = 32
     eval_documents: int = 0
     seed: int = 0
