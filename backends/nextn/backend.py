@@ -84,7 +84,7 @@ class NextNBackend:
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
         self._few_rows = None
         if config.few_rows and supports(model):
-            self._few_rows = FewRowsBlocks((model.layer,), model.config, all_experts=False)
+            self._few_rows = FewRowsBlocks((model.layer,), model.config, constant_shapes=False)
         self._eager = self._step_buffers(config.max_batch)
         self._captured: StepBuffers | None = None
         self._graphs: GraphState | None = None

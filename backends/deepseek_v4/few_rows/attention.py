@@ -1,7 +1,7 @@
 """FewRowsAttention: a layer's attention for a few float32 tokens on the CPU, in fused products.
 
-All products of the layer's input are one, those of the query latent are another; norm weights are folded into the
-products that follow them. Same mathematics as ``PagedPass.attention``.
+All products of the layer's input are one, and queries and key are normalised and rotated together. Same mathematics
+as ``PagedPass.attention``.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.few_rows.norms import RowNorm
+from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.paged import PagedPass
 from backends.deepseek_v4.rope import Rope
 
@@ -49,37 +50,35 @@ def turn(x_THD: torch.Tensor, turns_T1P: torch.Tensor) -> torch.Tensor:
 class FewRowsAttention:
     """Fused copies of one layer's attention weights; made once, never trained."""
 
-    def __init__(self, attention: Attention, input_weight: torch.Tensor, norm: RowNorm) -> None:
-        """``input_weight`` [D] is the weight of the norm before the layer, folded into the input's products."""
-        self._norm, self._num_heads, self._dim = norm, attention.num_heads, attention.head_dim
+    def __init__(self, attention: Attention, *, half: bool) -> None:
+        """``half`` allows weights in half precision; see ``product_of``."""
+        self._num_heads, self._dim = attention.num_heads, attention.head_dim
         self._compressor, self._indexer, self._scale = attention.compressor, attention.indexer, attention.scale
         self._sinks = attention.attn_sink.detach().float()
-        self._key_weight = torch.ones(self._num_heads + 1, self._dim)
-        self._key_weight[-1] = attention.kv_norm.weight.detach()
-        inputs, latents = [attention.wq_a.weight, attention.wkv.weight], [attention.wq_b.weight]
+        inputs = [attention.wq_a.weight, attention.wkv.weight]
         if attention.compressor is not None:
             inputs += [attention.compressor.wkv.weight, attention.compressor.wgate.weight]
             self._ape = _state_bias(attention.compressor)
         if attention.indexer is not None:
             inner = attention.indexer.compressor
             inputs += [inner.wkv.weight, inner.wgate.weight, attention.indexer.weights_proj.weight]
-            latents.append(attention.indexer.wq_b.weight)
             self._index_ape = _state_bias(inner)
-        self._input_t, self._input_sizes = _fused(inputs, input_weight), _sizes(attention)
-        self._latent_t = _fused(latents, attention.q_norm.weight)
-        groups = attention.num_groups
-        self._low_t = attention.wo_a.weight.detach().unflatten(0, (groups, -1)).transpose(1, 2).contiguous()
-        self._out_t = attention.wo_b.weight.detach().t().contiguous()
+            self._index_queries = product_of([attention.indexer.wq_b.weight], half=half)
+        self._inputs, self._input_sizes = product_of(inputs, half=half), _sizes(attention)
+        self._queries = product_of([attention.wq_b.weight], half=half)
+        self._latent_norm = RowNorm(attention.q_norm.weight, attention.eps)
+        self._head_norm = RowNorm(_head_weights(attention), attention.eps)
+        groups = attention.wo_a.weight.unflatten(0, (attention.num_groups, -1))
+        self._lows = tuple(product_of([group], half=half) for group in groups)
+        self._out = product_of([attention.wo_b.weight], half=half)
 
     def __call__(self, layer: int, x_TD: torch.Tensor, paged: PagedPass, turns: Turns) -> torch.Tensor:
-        """Output [T, D] of ``x_TD``, normalised without a weight; writes the caches of pool layer ``layer``."""
+        """Output [T, D] of normalised ``x_TD``; writes the caches of pool layer ``layer``."""
         heads, num_tokens = self._num_heads, x_TD.shape[0]
-        latent_TL, key_TD, *states = torch.mm(x_TD, self._input_t).split_with_sizes(self._input_sizes, 1)
-        queries = torch.mm(self._norm(latent_TL), self._latent_t)
-        q_width = heads * self._dim
-        joined = torch.cat([queries if self._indexer is None else queries[:, :q_width], key_TD], dim=1)
-        rows_THD = self._norm(joined.view(num_tokens, heads + 1, self._dim)).mul_(self._key_weight)
-        turn(rows_THD, turns.heads)
+        latent_TL, key_TD, *states = self._inputs(x_TD).split_with_sizes(self._input_sizes, 1)
+        latent_TL = self._latent_norm(latent_TL)
+        joined = torch.cat([self._queries(latent_TL), key_TD], dim=1)
+        rows_THD = turn(self._head_norm(joined.view(num_tokens, heads + 1, self._dim)), turns.heads)
         paged.store_keys(layer, rows_THD.select(1, heads))
         selections: tuple[torch.Tensor | None, ...] = ()
         if self._compressor is not None:
@@ -89,19 +88,20 @@ class FewRowsAttention:
             paged.store_index_states(layer, self._indexer, states[1].add_(self._index_ape.index_select(0, phases_T)))
             if paged.selects:
                 indexer = self._indexer
-                q_TJD = queries[:, q_width:].reshape(num_tokens, indexer.num_heads, indexer.head_dim)
+                q_TJD = self._index_queries(latent_TL).view(num_tokens, indexer.num_heads, indexer.head_dim)
                 weights_TJ = states[2].mul_(indexer.scale)
                 selections = paged.select(layer, indexer, turn(q_TJD, turns.index), weights_TJ)
         q_THD = rows_THD[:, :heads].contiguous()
         o_THD = turn(paged.attend(layer, q_THD, self._sinks, self._scale, selections), turns.back)
-        grouped_GTI = o_THD.view(num_tokens, self._low_t.shape[0], -1).transpose(0, 1)
-        low_TR = torch.bmm(grouped_GTI, self._low_t).transpose(0, 1).reshape(num_tokens, -1)
-        return torch.mm(low_TR, self._out_t)
+        grouped = o_THD.view(num_tokens, len(self._lows), -1).unbind(1)
+        return self._out(torch.cat([low(part) for low, part in zip(self._lows, grouped, strict=True)], dim=1))
 
 
-def _fused(weights: list[torch.Tensor], column_weight: torch.Tensor) -> torch.Tensor:
-    """One transposed matrix [in, sum of outs] of several [out, in], each column scaled."""
-    return (torch.cat([w.detach().float() for w in weights]) * column_weight.detach().float()).t().contiguous()
+def _head_weights(attention: Attention) -> torch.Tensor:
+    """Norm weights [H + 1, d] of the query heads, which have none, and of the key."""
+    weights = torch.ones(attention.num_heads + 1, attention.head_dim)
+    weights[-1] = attention.kv_norm.weight.detach()
+    return weights
 
 
 def _sizes(attention: Attention) -> list[int]:

@@ -1,7 +1,8 @@
 """FewRowsBlocks: the layers of a model for passes of a few float32 tokens on the CPU, where dispatch is the cost.
 
-A decode pass runs some hundred tiny operations a layer; fused products, folded norms and host arithmetic for what
-is a few numbers a token make it several times faster. Same results as ``Block`` up to rounding.
+A decode pass runs some hundred tiny operations a layer and reads every weight for few rows; fused products, weights
+in half precision where that is exact, and host arithmetic for what is a few numbers a token make it several times
+faster. Same results as ``Block`` up to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,30 +22,31 @@ from backends.deepseek_v4.paged import PagedPass
 class FewRowsBlock:
     """One layer; holds fused copies of its weights."""
 
-    def __init__(self, block: Block, *, all_experts: bool) -> None:
+    def __init__(self, block: Block, *, constant_shapes: bool) -> None:
         config = block.config
-        self._norm = RowNorm(config.rms_norm_eps)
+        self._attn_norm = RowNorm(block.attn_norm.weight, config.rms_norm_eps)
+        self._ffn_norm = RowNorm(block.ffn_norm.weight, config.rms_norm_eps)
         self._attn_mixing, self._ffn_mixing = HostMixing(block.hc_attn, config), HostMixing(block.hc_ffn, config)
-        self._attention = FewRowsAttention(block.attn, block.attn_norm.weight, self._norm)
-        self._experts = FewRowsExperts(block.ffn, block.ffn_norm.weight, all_experts=all_experts)
+        self._attention = FewRowsAttention(block.attn, half=not constant_shapes)
+        self._experts = FewRowsExperts(block.ffn, all_experts=constant_shapes, half=not constant_shapes)
 
     def __call__(
         self, layer: int, streams_TSD: torch.Tensor, token_ids: list[int], paged: PagedPass, turns: Turns
     ) -> torch.Tensor:
         """New streams [T, S, D]; writes the caches of pool layer ``layer``."""
         x_TD, mix_TSR = self._attn_mixing.mix_in(streams_TSD)
-        streams_TSD = mix_out(self._attention(layer, self._norm(x_TD), paged, turns), streams_TSD, mix_TSR)
+        streams_TSD = mix_out(self._attention(layer, self._attn_norm(x_TD), paged, turns), streams_TSD, mix_TSR)
         x_TD, mix_TSR = self._ffn_mixing.mix_in(streams_TSD)
-        return mix_out(self._experts(self._norm(x_TD), token_ids), streams_TSD, mix_TSR)
+        return mix_out(self._experts(self._ffn_norm(x_TD), token_ids), streams_TSD, mix_TSR)
 
 
 class FewRowsBlocks:
     """All layers of a stack."""
 
-    def __init__(self, blocks: Sequence[Block], config: DeepseekV4Config, *, all_experts: bool) -> None:
-        """``all_experts`` evaluates every expert for every token, in products of constant shape."""
+    def __init__(self, blocks: Sequence[Block], config: DeepseekV4Config, *, constant_shapes: bool) -> None:
+        """``constant_shapes``: products whose rows do not depend on each other in passes of one length."""
         self._config = config
-        self._layers = tuple(FewRowsBlock(block, all_experts=all_experts) for block in blocks)
+        self._layers = tuple(FewRowsBlock(block, constant_shapes=constant_shapes) for block in blocks)
 
     def runner(self, paged: PagedPass, tokens_T: torch.Tensor) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """What runs one layer of a pass: (layer, streams [T, S, D]) -> streams."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from backends.deepseek_v4.few_rows.mixing import float_tensor
+from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.moe import ExpertPath, MixtureOfExperts
 
 TINY = torch.finfo(torch.float32).tiny
@@ -20,29 +21,28 @@ LINEAR = 20.0
 class FewRowsExperts:
     """Fused copies of one layer's expert weights; made once, never trained."""
 
-    def __init__(self, ffn: MixtureOfExperts, input_weight: torch.Tensor, *, all_experts: bool) -> None:
-        """``input_weight`` [D] is the weight of the norm before the experts, folded into their products.
+    def __init__(self, ffn: MixtureOfExperts, *, all_experts: bool, half: bool) -> None:
+        """Copy the weights.
 
-        ``all_experts`` evaluates every expert for every token in products of constant shape.
+        all_experts  evaluate every expert for every token in products of constant shape
+        half         allow weights in half precision; see ``product_of``
         """
         self._all, self._experts = all_experts, ffn.experts
         self._limit, self._width = ffn.experts.limit, ffn.experts.w1.shape[1]
         self._k, self._normalise, self._factor = ffn.gate.k, ffn.gate.normalise, ffn.gate.factor
         self._sizes = (2 * self._width, ffn.gate.weight.shape[0])
-        self._column = input_weight.detach().float()
         shared = ffn.shared_experts
-        stacked = torch.cat([shared.w1.weight, shared.w3.weight, ffn.gate.weight]).detach().float()
-        self._shared_t = (stacked * self._column).t().contiguous()
-        joined_EID = torch.cat([ffn.experts.w1, ffn.experts.w3], dim=1).detach().float() * self._column
-        self._up_EDI = () if all_experts else joined_EID.transpose(1, 2).contiguous().unbind(0)
-        self._down_EID = ffn.experts.w2.detach().float().transpose(1, 2).contiguous().unbind(0)
-        self._shared_down_t = shared.w2.weight.detach().float().t().contiguous()
+        self._shared_up = product_of([shared.w1.weight, shared.w3.weight, ffn.gate.weight], half=half)
+        self._shared_down = product_of([shared.w2.weight], half=half)
+        pairs = () if all_experts else zip(ffn.experts.w1, ffn.experts.w3, strict=True)
+        self._ups = [product_of([w1, w3], half=half) for w1, w3 in pairs]
+        self._downs = [] if all_experts else [product_of([w2], half=half) for w2 in ffn.experts.w2]
         self._bias = None if ffn.gate.is_hash else ffn.gate.bias.tolist()
         self._table = ffn.gate.tid2eid.tolist() if ffn.gate.is_hash else None
 
     def __call__(self, x_TD: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
-        """Output [T, D] of ``x_TD``, normalised without a weight."""
-        up_TF, gate_TE = torch.mm(x_TD, self._shared_t).split_with_sizes(self._sizes, 1)
+        """Output [T, D] of normalised ``x_TD`` for tokens ``token_ids``."""
+        up_TF, gate_TE = self._shared_up(x_TD).split_with_sizes(self._sizes, 1)
         chosen = [self._choose(row, token) for row, token in zip(gate_TE.tolist(), token_ids, strict=True)]
         if self._all:
             return self._shared(up_TF) + self._routed_by_all(x_TD, chosen)
@@ -71,32 +71,32 @@ class FewRowsExperts:
         chosen = [experts[end - 1] for end in ends]
         tokens_P = torch.from_numpy(np.array(tokens))
         parts = x_TD.index_select(0, tokens_P).split_with_sizes(sizes)
-        ups = [torch.mm(part, self._up_EDI[e]) for e, part in zip(chosen, parts, strict=True)]
+        ups = [self._ups[e](part) for e, part in zip(chosen, parts, strict=True)]
         active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
         shared, routed = active.split_with_sizes((num_tokens, len(pairs)))
         routed.mul_(float_tensor(weights).unsqueeze(1))
         parts = routed.split_with_sizes(sizes)
-        downs = [torch.mm(part, self._down_EID[e]) for e, part in zip(chosen, parts, strict=True)]
-        return torch.mm(shared, self._shared_down_t).index_add_(0, tokens_P, torch.cat(downs))
+        downs = [self._downs[e](part) for e, part in zip(chosen, parts, strict=True)]
+        return self._shared_down(shared).index_add_(0, tokens_P, torch.cat(downs))
 
     def _run_one(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
         """``_run`` of a single token: one product per choice."""
-        ups = [torch.mm(x_TD, self._up_EDI[e]) for e, _, _ in pairs]
+        ups = [self._ups[e](x_TD) for e, _, _ in pairs]
         active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
         active.mul_(float_tensor([1.0, *(w for _, _, w in pairs)]).unsqueeze(1))
         shared, *routed = active.split_with_sizes((1,) * (1 + len(pairs)))
-        out_TD = torch.mm(shared, self._shared_down_t)
+        out_TD = self._shared_down(shared)
         for row, (expert, _, _) in zip(routed, pairs, strict=True):
-            out_TD.addmm_(row, self._down_EID[expert])
+            out_TD.add_(self._downs[expert](row))
         return out_TD
 
     def _shared(self, up_TF: torch.Tensor) -> torch.Tensor:
-        return torch.mm(_activate(up_TF, self._width, self._limit), self._shared_down_t)
+        return self._shared_down(_activate(up_TF, self._width, self._limit))
 
     def _routed_by_all(self, x_TD: torch.Tensor, chosen: list[list[tuple[int, float]]]) -> torch.Tensor:
         ids_TK = torch.tensor([[e for e, _ in choice] for choice in chosen])
         weights_TK = torch.tensor([[w for _, w in choice] for choice in chosen])
-        return self._experts(x_TD * self._column, ids_TK, weights_TK, ExpertPath.ALL)
+        return self._experts(x_TD, ids_TK, weights_TK, ExpertPath.ALL)
 
 
 def _activate(joined_PF: torch.Tensor, width: int, limit: float) -> torch.Tensor:

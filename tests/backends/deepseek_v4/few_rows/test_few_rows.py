@@ -73,13 +73,11 @@ def test_few_rows_experts_equal_the_module(small_config, layer, all_experts, num
     for change in ({}, {"norm_topk_prob": False, "swiglu_limit": 0.0, "num_experts_per_tok": 1}):
         config = dataclasses.replace(small_config, **change)
         ffn = randomised_experts(config, layer)
-        weight, x_TD = torch.rand(config.hidden_size) + 0.5, torch.randn(num_tokens, config.hidden_size)
+        x_TD = torch.randn(num_tokens, config.hidden_size)
         token_ids = torch.randint(0, config.vocab_size, (num_tokens,))
-        fused = FewRowsExperts(ffn, weight, all_experts=all_experts)
+        fused = FewRowsExperts(ffn, all_experts=all_experts, half=not all_experts)
         with torch.no_grad():
-            torch.testing.assert_close(
-                fused(x_TD, token_ids.tolist()), ffn(x_TD * weight, token_ids), atol=1e-5, rtol=1e-4
-            )
+            torch.testing.assert_close(fused(x_TD, token_ids.tolist()), ffn(x_TD, token_ids), atol=1e-5, rtol=1e-4)
 
 
 def test_equal_router_scores_choose_the_lowest_expert(small_config):
@@ -87,14 +85,15 @@ def test_equal_router_scores_choose_the_lowest_expert(small_config):
     ffn.gate.weight.data.zero_()
     ffn.gate.bias.data.zero_()
     x_TD = torch.randn(2, small_config.hidden_size)
-    fused = FewRowsExperts(ffn, torch.ones(small_config.hidden_size), all_experts=False)
+    fused = FewRowsExperts(ffn, all_experts=False, half=True)
     with torch.no_grad():
         torch.testing.assert_close(fused(x_TD, [0, 0]), ffn(x_TD, torch.zeros(2, dtype=torch.int64)))
 
 
 def test_row_norm_equals_rms_norm():
     x = torch.randn(3, 5, 64) * torch.tensor([1e-4, 1.0, 1e4]).view(3, 1, 1)
-    torch.testing.assert_close(RowNorm(1e-6)(x), rms_norm(x, None, 1e-6))
+    for weight in (None, torch.randn(64)):
+        torch.testing.assert_close(RowNorm(weight, 1e-6)(x), rms_norm(x, weight, 1e-6))
 
 
 def test_the_fused_path_equals_the_plain_one(world_of, text):
