@@ -7,9 +7,9 @@ from math import isnan
 
 from experiments.lossless import Judgement
 from experiments.speed import Timing, measured, ratio
-from specdec.bootstrap import Bootstrap, Estimate
+from specdec.bootstrap import Bootstrap, Estimate, estimates
 from specdec.identities import check_identities
-from specdec.metrics import DEFINITIONS, FORMULAS, POSITION_FORMULAS, Steps, accepted_histogram
+from specdec.metrics import DEFINITIONS, Steps, accepted_histogram, loop_token_share
 from specdec.request import RequestOutput
 from specdec.step_row import SCHEMA_VERSION, StepRow
 
@@ -43,6 +43,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         **metrics_of(run.rows),
+        "loop_token_share": loop_share(run.outputs),
         "without_loops": metrics_of([row for row in run.rows if not row.in_loop]),
         "accepted_histogram": accepted_histogram(Steps.of(run.rows)).tolist(),
         "speedup": ratio(timings, plain or (), lambda timing: timing.rate),
@@ -62,16 +63,17 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
 
 
 def metrics_of(rows: Sequence[StepRow]) -> dict[str, object]:
-    """Every metric of these rows."""
-    steps = Steps.of(rows)
-    bootstrap = Bootstrap(steps.num_requests)
-    single = {name: number(bootstrap.estimate(formula(steps))) for name, formula in FORMULAS.items()}
-    positions = range(1, steps.max_depth + 1)
-    by_position = {
-        name: [number(bootstrap.estimate(formula(steps, position))) for position in positions]
-        for name, formula in POSITION_FORMULAS.items()
+    """Every metric of these rows, as JSON can say it."""
+    return {
+        name: number(found) if isinstance(found, Estimate) else [number(one) for one in found]
+        for name, found in estimates(rows).items()
     }
-    return {**single, **by_position}
+
+
+def loop_share(outputs: Sequence[RequestOutput]) -> Number:
+    """``loop_token_share`` of these outputs."""
+    terms = loop_token_share([output.output_ids for output in outputs])
+    return number(Bootstrap(len(outputs)).estimate(terms))
 
 
 def number(estimate: Estimate) -> Number:

@@ -9,7 +9,15 @@ from rich.table import Table
 
 FEW = 20
 NOTHING = "-"
-DEFINED_BELOW = ("tokens_per_step", "loop_fraction", "speedup", "speedup_decode", "survival", "conditional")
+DEFINED_BELOW = (
+    "tokens_per_step",
+    "loop_token_share",
+    "loop_fraction",
+    "speedup",
+    "speedup_decode",
+    "survival",
+    "conditional",
+)
 
 
 def show(summary: Mapping[str, Any], folder: Path, *, drafter: str) -> None:
@@ -31,6 +39,7 @@ def run_table(summary: Mapping[str, Any], drafter: str) -> Table:
     without = summary["without_loops"]
     for name in ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "wasted_draft_fraction"):
         table.add_row(name, interval(summary[name]), interval(without[name]))
+    table.add_row("loop_token_share", interval(summary["loop_token_share"]), NOTHING)
     table.add_row("loop_fraction", interval(summary["loop_fraction"]), NOTHING)
     table.add_row("lossless", lossless_text(summary["lossless"]), NOTHING)
     table.add_row("speedup", interval(summary["speedup"]), NOTHING)

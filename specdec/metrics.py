@@ -1,7 +1,7 @@
-"""Metrics of speculative decoding as pure functions of step rows; the only place where a formula is written.
+"""Metrics of speculative decoding as pure functions of step rows and outputs; the only place for a formula.
 
-Every metric is a ratio of two sums over steps. A formula returns its ``Terms``, the two numbers of every step, so
-that the value, its interval over requests and its difference between runs all come from the same lines.
+Every metric is a ratio of two sums over steps (or requests). A formula returns its ``Terms``, the two numbers of each,
+so that the value, its interval over requests and its difference between runs all come from the same lines.
 
     proposed k   depth d   verified v   accepted a   emitted e    drafted step: k > 0
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdec.loops import in_loop
 from specdec.step_row import CUTS, SCHEMA_VERSION, StepRow
 
 __all__ = ["CUTS", "DEFINITIONS", "FORMULAS", "SCHEMA_VERSION", "StepRow", "Steps", "Terms"]
@@ -141,6 +142,16 @@ def loop_fraction(steps: Steps) -> Terms:
     return _terms(steps, steps.in_loop, np.ones(len(steps)))
 
 
+def loop_token_share(outputs: Sequence[Sequence[int]]) -> Terms:
+    """Share of output tokens that lie in a loop.
+
+    ``outputs`` holds all output token ids of each request, its first token included; one term per request.
+    """
+    top = np.array([in_loop(tokens).sum() for tokens in outputs], dtype=np.float64)
+    bottom = np.array([len(tokens) for tokens in outputs], dtype=np.float64)
+    return Terms(top, bottom, np.arange(len(outputs)))
+
+
 def survival(steps: Steps, position: int, *, raw: bool = False) -> Terms:
     """S_i: steps that accepted position i per step that proposed it."""
     observed = _observed(steps, position, raw=raw)
@@ -205,7 +216,8 @@ DEFINITIONS: Mapping[str, str] = {
     "wasted_draft_fraction": "1 - accepted and emitted drafts / proposed drafts",
     "overlap": "mean over drafted positions of the sum over x of min(p(x), q(x))",
     "tokens_per_step_request_mean": "mean over requests of tokens_per_step",
-    "loop_fraction": "steps that emitted a token of a loop / steps",
+    "loop_fraction": "steps that emitted a token of a loop / steps (these are left out of the figures without loops)",
+    "loop_token_share": "output tokens in a loop (a period of at most 64 tokens, three times or more) / output tokens",
     "survival": "steps that accepted position i / steps that proposed it; positions beyond a cut are left out",
     "survival_raw": "survival with the positions beyond a cut counted",
     "survival_fixed": "steps that accepted position i / steps that drafted",

@@ -49,6 +49,8 @@ def test_summary_holds_every_metric_with_interval_and_count(run_here: Command, t
             assert set(source[name]) == {"value", "low", "high", "n"}
         for name in POSITION_FORMULAS:
             assert all(set(entry) == {"value", "low", "high", "n"} for entry in source[name])
+    assert summary["loop_token_share"].keys() == {"value", "low", "high", "n"}
+    assert summary["loop_token_share"]["n"] == summary["num_output_tokens"]
     assert len(summary["survival"]) == 2
     for name in ("speedup", "speedup_decode"):
         assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]

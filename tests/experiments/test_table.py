@@ -3,7 +3,7 @@
 from experiments import schemas
 from experiments.app import CONF
 from experiments.help import help_text
-from experiments.table import interval, lossless_text
+from experiments.table import interval, lossless_text, run_table
 
 
 def test_interval_shows_value_and_range() -> None:
@@ -20,6 +20,23 @@ def test_unobserved_metric_is_a_dash() -> None:
 
 def test_lossless_has_three_answers() -> None:
     assert [lossless_text(value) for value in (True, False, None)] == ["yes", "no", "not compared"]
+
+
+def test_run_table_sets_the_share_of_looping_tokens_beside_acceptance_with_and_without_them() -> None:
+    def number(value: float) -> dict[str, float | None]:
+        return {"value": value, "low": None, "high": None}
+
+    acceptance = ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "wasted_draft_fraction")
+    others = ("loop_token_share", "loop_fraction", "speedup", "speedup_decode", "tokens_per_second")
+    summary = {name: number(0.5) for name in (*acceptance, *others)} | {
+        "without_loops": {name: number(0.25) for name in acceptance},
+        "lossless": True,
+    }
+    summary["loop_token_share"] = number(0.125)
+    names, every, without = (list(column.cells) for column in run_table(summary, "x").columns)
+    cells = {name: pair for name, *pair in zip(names, every, without, strict=True)}
+    assert cells["loop_token_share"] == ["0.125", "-"]
+    assert cells["draft_acceptance_rate"] == ["0.500", "0.250"]
 
 
 def test_help_lists_every_option_and_key_with_what_is_allowed() -> None:

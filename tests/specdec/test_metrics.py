@@ -7,7 +7,17 @@ from fractions import Fraction
 
 import pytest
 
-from specdec.metrics import DEFINITIONS, FORMULAS, POSITION_FORMULAS, StepRow, Steps, Terms, accepted_histogram
+from specdec.loops import mark_loops
+from specdec.metrics import (
+    DEFINITIONS,
+    FORMULAS,
+    POSITION_FORMULAS,
+    StepRow,
+    Steps,
+    Terms,
+    accepted_histogram,
+    loop_token_share,
+)
 from specdec.round_times import RoundTimes, speedup_decode
 
 GOLDEN = [(3, 3), (3, 1), (3, 0), (2, 2), (0, 0), (3, 2)]
@@ -143,7 +153,23 @@ def test_histogram_covers_every_step_and_splits_by_proposed() -> None:
 
 
 def test_every_number_has_its_definition() -> None:
-    assert {*FORMULAS, *POSITION_FORMULAS, "speedup", "speedup_decode"} == set(DEFINITIONS)
+    assert {*FORMULAS, *POSITION_FORMULAS, "loop_token_share", "speedup", "speedup_decode"} == set(DEFINITIONS)
+
+
+def test_loop_token_share_counts_tokens_of_all_requests_with_their_first() -> None:
+    looping, other = [7, 7, 7, 3, 2], [1, 2, 3]
+    terms = loop_token_share([looping, other])
+    assert (terms.top.tolist(), terms.bottom.tolist(), terms.request.tolist()) == ([3, 0], [5, 3], [0, 1])
+    assert terms.value == 3 / 8
+    assert math.isnan(loop_token_share([]).value)
+
+
+def test_loop_token_share_is_not_the_share_of_steps_with_a_loop() -> None:
+    """One step of four tokens, three of them in a loop: every step is left out, and 3 of 5 tokens are looping."""
+    output = [9, 4, 7, 7, 7]
+    steps = mark_loops([row(3, 3)], output)
+    assert value("loop_fraction", steps) == 1
+    assert loop_token_share([output]).value == 3 / 5
 
 
 def test_a_round_counts_once_whatever_its_batch() -> None:
