@@ -3,17 +3,11 @@
 from dataclasses import fields
 from operator import attrgetter
 
-from specdec.loops import mark_loops
 from specdec.request import RequestOutput
 from specdec.step_row import SCHEMA_VERSION, StepRow
 
 # Fields that a line has only when they exist or were asked for.
 OPTIONAL = ("overlap", "draft_probs", "target_probs", "parents")
-
-
-def rows_of(output: RequestOutput) -> tuple[StepRow, ...]:
-    """The step rows of a finished request, with loops marked."""
-    return mark_loops(output.steps, output.output_ids)
 
 
 def step_record(row: StepRow) -> dict[str, object]:
