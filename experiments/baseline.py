@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from experiments.environment import disagreement
 from experiments.fingerprint import BASELINE_KEYS
 from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, SUMMARY, Status, read_json, read_jsonl, status_of
+from experiments.schemas import PLAIN_DRAFTER
 from experiments.speed import Timing
 from specdec.errors import ConfigError
 
 AUTO = "auto"
 OFF = "off"
-PLAIN = "drafters.none.NoneConfig"
 SUB_FOLDER = "baseline"
 # Their content is compared by hash in env.json, wherever it lies.
 HASHED = ("workload.path", "target.checkpoint")
@@ -76,7 +76,7 @@ def unusable(folder: Path, config: Mapping[str, object], environment: Mapping[st
 
 
 def _plain(folder: Path) -> bool:
-    return OmegaConf.load(folder / CONFIG).drafter.get("_target_") == PLAIN
+    return OmegaConf.load(folder / CONFIG).drafter.get("_target_") == PLAIN_DRAFTER
 
 
 def _flatten(node: Mapping[str, object], prefix: str = "") -> dict[str, object]:

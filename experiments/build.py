@@ -18,7 +18,6 @@ from specdec.errors import ConfigError, UnsupportedError, WorkloadError
 from specdec.sampling_params import SamplingParams
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PLAIN_DRAFTER = {"_target_": "drafters.none.NoneConfig"}
 Config = Mapping[str, Any]
 Reference = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -11,6 +11,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from experiments.schemas import PLAIN_DRAFTER
+
 CODE_FOLDERS = ("specdec", "backends", "drafters", "experiments")
 NUM_DIGITS = 16
 EDGE_BYTES = 1 << 20
@@ -51,7 +53,7 @@ def _without_ignored(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration without the draft length of a drafter that ignores it."""
     drafter = config["drafter"]
     assert isinstance(drafter, Mapping), "a drafter's configuration is a mapping"
-    if drafter.get("_target_") != "drafters.none.NoneConfig":
+    if drafter.get("_target_") != PLAIN_DRAFTER:
         return dict(config)
     return {**config, "drafter": {"_target_": drafter["_target_"]}}
 

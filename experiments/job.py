@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from experiments import baseline as baselines
 from experiments.baseline import Baseline
 from experiments.build import (
-    PLAIN_DRAFTER,
     Config,
     EngineMaker,
     Parts,
@@ -27,8 +26,9 @@ from experiments.decode import Conversation, Decoded, decode
 from experiments.environment import environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
-from experiments.records import output_record, rows_of, step_record
+from experiments.records import output_record, step_record
 from experiments.run_folder import FolderLock, RunFolder
+from experiments.schemas import PLAIN_DRAFTER
 from experiments.summary import Run, summarise
 from experiments.table import show
 from experiments.targets import LoadedTarget
@@ -118,9 +118,7 @@ class Worker:
             self._loaded = (wanted, load_target(setting.config))
         return self._loaded[1]
 
-    def _baseline(
-        self, setting: Setting, loaded: LoadedTarget, folder: Path, shared: Path | None
-    ) -> Baseline | None:
+    def _baseline(self, setting: Setting, loaded: LoadedTarget, folder: Path, shared: Path | None) -> Baseline | None:
         """The plain run to compare with, made now if there is none yet."""
         choice = setting.config["baseline"]
         if choice == baselines.OFF:
@@ -146,20 +144,18 @@ def drafter_name(config: Config) -> str:
     node = config["drafter"]
     name = node["_target_"].rpartition(".")[2].removesuffix("Config").lower()
     length = node.get("num_draft_tokens")
-    return name if length is None or node == PLAIN_DRAFTER else f"{name}, {length} draft tokens"
+    return name if length is None or node["_target_"] == PLAIN_DRAFTER else f"{name}, {length} draft tokens"
 
 
 def _as_plain(setting: Setting) -> Setting:
     """The same run without a drafter and without a baseline of its own."""
     config = {
         **setting.config,
-        "drafter": dict(PLAIN_DRAFTER),
+        "drafter": {"_target_": PLAIN_DRAFTER},
         "baseline": baselines.OFF,
         "require_lossless": False,
     }
-    return replace(
-        setting, config=config, parts=replace(setting.parts, drafter=drafter_config(config["drafter"]))
-    )
+    return replace(setting, config=config, parts=replace(setting.parts, drafter=drafter_config(config["drafter"])))
 
 
 def _begin(out: RunFolder, setting: Setting) -> None:
@@ -167,9 +163,7 @@ def _begin(out: RunFolder, setting: Setting) -> None:
     out.write_environment(setting.environment)
 
 
-def _decode_into(
-    out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: Baseline | None
-) -> dict[str, object]:
+def _decode_into(out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: Baseline | None) -> dict[str, object]:
     """Decode the workload as often as asked for; write rows, outputs and summary; returns the summary."""
     parts = setting.parts
     drafter = with_references(parts.drafter, plain.references if plain else None)
@@ -185,7 +179,7 @@ def _decode_into(
     ]
     first = repeats[0]
     run = Run(
-        rows=tuple(row for output in first.outputs for row in rows_of(output)),
+        rows=tuple(row for output in first.outputs for row in output.steps),
         outputs=first.outputs,
         timings=tuple(repeat.timing for repeat in repeats),
         num_skipped_turns=len(first.skipped_turns),
@@ -214,7 +208,7 @@ def _warm_up(make_engine: EngineMaker, setting: Setting, loaded: LoadedTarget) -
 
 
 def _write(out: RunFolder, output: RequestOutput) -> None:
-    out.append_steps([step_record(row) for row in rows_of(output)])
+    out.append_steps([step_record(row) for row in output.steps])
     out.append_outputs([output_record(output)])
 
 

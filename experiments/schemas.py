@@ -11,6 +11,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+# The drafter of a run without speculation: what a baseline is made with and recognised by.
+PLAIN_DRAFTER = "drafters.none.NoneConfig"
 MAX_DRAFT_TOKENS = 31
 CACHE_DTYPES = ("fp32", "bf16", "fp8")
 INDEXER_DTYPES = ("plain", "fp8", "mxfp4")
@@ -72,7 +74,7 @@ class TargetSchema:
 class NoneSchema:
     """Plain decoding; the number is accepted and ignored so that a sweep may set it for every drafter."""
 
-    _target_: str = "drafters.none.NoneConfig"
+    _target_: str = PLAIN_DRAFTER
     num_draft_tokens: int = setting(3, low=0, high=MAX_DRAFT_TOKENS)
 
 
