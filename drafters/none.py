@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drafters.common import MAX_DRAFT_TOKENS
 from specdec.api import DrafterNeeds, DraftInput, DraftSetup, Proposal
 from specdec.checks import integer
 
@@ -17,7 +18,9 @@ class NoneConfig:
     num_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
-        integer("num_draft_tokens", self.num_draft_tokens, low=0, high=31, where="drafter.num_draft_tokens")
+        integer(
+            "num_draft_tokens", self.num_draft_tokens, low=0, high=MAX_DRAFT_TOKENS, where="drafter.num_draft_tokens"
+        )
 
     @property
     def needs(self) -> DrafterNeeds:

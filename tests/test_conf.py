@@ -11,6 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from backends.deepseek_v4.rows import choose
+from drafters import common
 from experiments import mistakes, schemas
 from experiments.app import CONF
 from specdec.errors import ConfigError
@@ -135,6 +137,13 @@ def test_every_setting_with_a_range_says_what_it_allows() -> None:
     assert described["engine.repeats"] == "an integer, at least 1"
     assert described["drafter.num_draft_tokens"] == "an integer, 1 to 31"
     assert described["engine.max_context"] == "an integer or null, at least 2"
+
+
+def test_schemas_name_the_limits_of_the_parts_that_they_configure() -> None:
+    """Schemas import no torch, so they repeat what the parts say themselves."""
+    assert schemas.MAX_DRAFT_TOKENS == common.MAX_DRAFT_TOKENS
+    assert set(schemas.CACHE_DTYPES) == set(choose.CACHE_DTYPES)
+    assert set(schemas.INDEXER_DTYPES) == set(choose.INDEXER_DTYPES)
 
 
 def test_composing_imports_no_torch() -> None:
