@@ -278,8 +278,5 @@ def _create(name: str, args: Namespace) -> Hydra:
         folder = Path(args.config_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {args.config_dir} is not a folder")
-        search_path.prepend(
-            provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
-        )
+        search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
     return Hydra.create_main_hydra2(task_name=name, config_search_path=search_path)
-

@@ -102,9 +102,7 @@ def decode(
             if on_finish is not None:
                 on_finish(output)
             skipped += _continue(engine, by_id[output.request_id], output)
-    return Decoded(
-        outputs=tuple(outputs), timing=_timing(engine, outputs, total_s), skipped_turns=tuple(skipped)
-    )
+    return Decoded(outputs=tuple(outputs), timing=_timing(engine, outputs, total_s), skipped_turns=tuple(skipped))
 
 
 def _continue(engine: Engine, conversation: Conversation, output: RequestOutput) -> list[tuple[str, int]]:

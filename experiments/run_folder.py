@@ -1,6 +1,6 @@
 """RunFolder: the files of one run, who may write them, and how far it got; knows nothing of metrics or models.
 
-    config.resolved.yaml  env.json  steps.jsonl  outputs.jsonl  summary.json  status.json  [steps.parquet]
+config.resolved.yaml  env.json  steps.jsonl  outputs.jsonl  summary.json  status.json  [steps.parquet]
 """
 
 import fcntl

@@ -133,9 +133,7 @@ class TargetSampling(SamplingView, Protocol):
     ) -> torch.Tensor:
         """float32 [B, N, V] logits after penalties and minimum length; NaN becomes -inf."""
 
-    def law(
-        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
-    ) -> torch.Tensor:
+    def law(self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor) -> torch.Tensor:
         """float32 [B, N, V] probabilities after temperature and filters; a point mass for a greedy request."""
 
     def choose(

@@ -45,9 +45,7 @@ class Penalties:
             block_BNV = _prefix_counts(drafted_BK, logits_BNV.shape[1], logits_BNV.shape[2])
             counts_BNV = counts_BNV + block_BNV
             seen_BNV = seen_BNV | (block_BNV > 0)
-        repeated_BNV = torch.where(
-            logits_BNV > 0, logits_BNV / self._repetition_B11, logits_BNV * self._repetition_B11
-        )
+        repeated_BNV = torch.where(logits_BNV > 0, logits_BNV / self._repetition_B11, logits_BNV * self._repetition_B11)
         out_BNV = torch.where(seen_BNV, repeated_BNV, logits_BNV)
         out_BNV = out_BNV - self._frequency_B11 * counts_BNV
         return out_BNV - self._presence_B11 * (counts_BNV > 0)

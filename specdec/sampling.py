@@ -103,9 +103,7 @@ class BatchSampling:
         point_BNV = torch.full_like(scores_BNV, _NO_WEIGHT).scatter_(-1, best_BN1, 0.0)
         return torch.where(self._greedy_B11, point_BNV, scores_BNV)
 
-    def law(
-        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
-    ) -> torch.Tensor:
+    def law(self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor) -> torch.Tensor:
         """Probabilities that plain decoding would draw each row's token from; float32 [B, N, V]."""
         return self.scores(logits_BNV, drafted_BK, positions_B).softmax(dim=-1)
 

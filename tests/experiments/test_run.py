@@ -90,9 +90,7 @@ def test_output_equals_the_baseline_token_for_token(run_here: Command, tmp_path:
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "nextn"])
-def test_v4_checkpoint_decodes_losslessly(
-    run_here: Command, tmp_path: Path, checkpoint: Path, drafter: str
-) -> None:
+def test_v4_checkpoint_decodes_losslessly(run_here: Command, tmp_path: Path, checkpoint: Path, drafter: str) -> None:
     overrides = ("workload.limit=2", "sampling.max_new_tokens=12", "engine.repeats=1", f"drafter={drafter}")
     assert run_here(f"target.checkpoint={checkpoint}", *overrides, "require_lossless=true") == 0
     folder = only_run(tmp_path)

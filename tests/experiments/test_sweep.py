@@ -12,7 +12,7 @@ from specdec.errors import ConfigError
 Command = Callable[..., int]
 SWEEP = ("-m", "target=toy", "+experiment=smoke", "workload.limit=1", "sampling.max_new_tokens=4")
 
-PLUGIN = '''
+PLUGIN = """
 import sys
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class Guest:
 
     def forget(self, rows):
         pass
-'''
+"""
 
 
 @pytest.fixture

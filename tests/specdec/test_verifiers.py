@@ -18,14 +18,10 @@ from specdec.verifiers import (
 )
 
 
-def sampling_of(
-    verifier: Verifier, num_reqs: int, vocab: int, *, logprobs: bool = False, **options
-) -> TargetSampling:
+def sampling_of(verifier: Verifier, num_reqs: int, vocab: int, *, logprobs: bool = False, **options) -> TargetSampling:
     params = SamplingParams(logprobs=logprobs, **options)
     requests = [
-        SamplingRequest(
-            params=params, stream=stream_key(None, request_id=str(b), run_seed=5), tokens=[0], num_prompt=1
-        )
+        SamplingRequest(params=params, stream=stream_key(None, request_id=str(b), run_seed=5), tokens=[0], num_prompt=1)
         for b in range(num_reqs)
     ]
     return BatchSampling(requests, noise=VocabularyNoise(vocab), coupling=verifier.coupling)
