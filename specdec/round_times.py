@@ -42,8 +42,3 @@ class RoundTimes:
     def tokens_per_second(self) -> float:
         """Emitted tokens over time, prompts left out; NaN without time."""
         return self.num_tokens / self.total_us * US_PER_S if self.total_us > 0 else float("nan")
-
-
-def speedup_decode(ours: RoundTimes, plain: RoundTimes) -> float:
-    """Tokens per second over those of plain decoding on the same prompts."""
-    return ours.tokens_per_second / plain.tokens_per_second
