@@ -198,11 +198,6 @@ class DeepseekV4Config:
         return RopeParameters(theta=self.compress_rope_theta, dim=self.qk_rope_head_dim, yarn=self.yarn)
 
     @property
-    def target_ratios(self) -> tuple[int, ...]:
-        """Normalised ratios (0, 4, 128) of the target's layers."""
-        return tuple(self.ratio(layer) for layer in range(self.num_hidden_layers))
-
-    @property
     def nextn_layer_ids(self) -> tuple[int, ...]:
         return tuple(range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers))
 

@@ -83,7 +83,8 @@ PRO = {
 )
 def test_official_configurations_have_the_published_layers(raw, window_only, csa, hca):
     config = DeepseekV4Config.from_dict(raw)
-    kinds = {r: tuple(i for i, ratio in enumerate(config.target_ratios) if ratio == r) for r in (0, 4, 128)}
+    layers = range(config.num_hidden_layers)
+    kinds = {ratio: tuple(i for i in layers if config.ratio(i) == ratio) for ratio in (0, 4, 128)}
     assert kinds == {0: tuple(window_only), 4: tuple(csa), 128: tuple(hca)}
     assert config.nextn_layer_ids == (raw["num_hidden_layers"],)
     assert config.ratio(config.nextn_layer_ids[0]) == 0
