@@ -121,5 +121,3 @@ def attend(
     out = weights[..., :num_shared].flatten(-3, -2) @ keys
     out = out.unflatten(-2, (num_queries, num_heads))
     return out if own_keys is None else out + weights[..., num_shared:] @ own_keys
-
-

@@ -55,9 +55,7 @@ class Compressor(nn.Module):
             values, scores = self._own_halves(values), self._own_halves(scores)
         return self.pool_slots(values, scores, valid, rope)
 
-    def pool_slots(
-        self, values: torch.Tensor, scores: torch.Tensor, valid: torch.Tensor, rope: Rope
-    ) -> torch.Tensor:
+    def pool_slots(self, values: torch.Tensor, scores: torch.Tensor, valid: torch.Tensor, rope: Rope) -> torch.Tensor:
         """``pool`` of values and scores [..., window, head_dim] whose channel halves are already chosen."""
         seen = valid.unsqueeze(-1)
         # A finite floor instead of -inf keeps a window without any valid slot at 0 instead of NaN.

@@ -212,9 +212,7 @@ class _Blocks:
         return ((key >= 0) & (key <= query - skip) & (key > query - self.window)).unsqueeze(0)
 
 
-def _indexer_scores(
-    attention: Attention, x: torch.Tensor, latent: torch.Tensor, ropes: SequenceRopes
-) -> torch.Tensor:
+def _indexer_scores(attention: Attention, x: torch.Tensor, latent: torch.Tensor, ropes: SequenceRopes) -> torch.Tensor:
     """Indexer scores [B, L, N] of every query for every complete block."""
     indexer = attention.indexer
     positions = torch.arange(x.shape[1], device=x.device)

@@ -46,9 +46,7 @@ def dense_nextn(
     return tuple(outputs)
 
 
-def _step(
-    rope: Rope, window: int, keys: tuple[torch.Tensor, ...], made: list[torch.Tensor]
-) -> AttentionStep:
+def _step(rope: Rope, window: int, keys: tuple[torch.Tensor, ...], made: list[torch.Tensor]) -> AttentionStep:
     """Attention of the next depth given the ``keys`` [B, L, d] of all before; appends its own keys to ``made``."""
 
     def run(attention: Attention, x: torch.Tensor) -> torch.Tensor:

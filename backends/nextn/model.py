@@ -53,9 +53,7 @@ class NextNModel(nn.Module):
     def layer(self) -> NextNLayer:
         return self.mtp[0]
 
-    def combine(
-        self, streams: torch.Tensor, embeddings: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def combine(self, streams: torch.Tensor, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Input streams [..., S, D] from previous streams [..., S, D] and next tokens' embeddings [..., D].
 
         positions  int [...] of the slots; used only where the configuration zeroes the embedding at position 0
