@@ -23,8 +23,6 @@ PROJECT_ALLOWED = {
         "specdec.checks",
         "specdec.layout",
         "specdec.cache",
-        "specdec.graphs",
-        "specdec.ops",
     ),
     "drafters": ("drafters", "specdec.api", "specdec.errors", "specdec.checks"),
 }
@@ -35,7 +33,6 @@ OUTSIDE_ALLOWED = {
     "drafters": NUMERIC,
 }
 KERNEL_PLACES = (
-    "specdec/ops/",
     "backends/deepseek_v4/ops/",
     "backends/deepseek_v4/rows/",
     "backends/vendor/",
