@@ -16,6 +16,9 @@ from types import TracebackType
 
 import hydra
 from hydra import version
+
+# Hydra has no public way to run its command line with a sweeper and a refusal of one's own: hydra.main ends the
+# process on an error. pyproject.toml pins hydra-core below 1.4, since these names may change with any minor release.
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
