@@ -6,11 +6,15 @@ is one request that continues the last).
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
+from sys import float_info
+from typing import get_args, get_origin
 
+from experiments.mistakes import describe
+from experiments.schemas import Allowed, SamplingSchema
 from specdec.errors import WorkloadError
 
 BUILTIN_PATH = Path(__file__).parent / "data" / "builtin_prompts.jsonl"
@@ -47,7 +51,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _is_ids(value: object) -> bool:
@@ -77,17 +81,29 @@ NAME_RULES = {
     "question_id": Rule(allowed="text or an integer", holds=lambda v: isinstance(v, str) or _is_int(v)),
     "category": TEXT,
 }
-SAMPLING_RULES = {
-    "max_new_tokens": Rule(allowed="an integer, at least 1", holds=lambda v: _is_int(v) and v >= 1),
-    "min_new_tokens": Rule(allowed="an integer, at least 0", holds=lambda v: _is_int(v) and v >= 0),
-    "temperature": Rule(allowed="a number, at least 0", holds=lambda v: _is_number(v) and 0 <= v < float("inf")),
-    "top_k": Rule(allowed="an integer, at least 0", holds=lambda v: _is_int(v) and v >= 0),
-    "top_p": Rule(allowed="a number above 0, at most 1", holds=lambda v: _is_number(v) and 0 < v <= 1),
-    "seed": Rule(allowed="an integer, at least 0", holds=lambda v: _is_int(v) and v >= 0),
-    "stop": Rule(allowed="a list of texts, none empty", holds=lambda v: _is_texts(v) and all(v)),
-    "stop_token_ids": Rule(allowed="a list of token ids, 0 or more each", holds=_is_ids),
-    "ignore_eos": Rule(allowed="true or false", holds=lambda value: isinstance(value, bool)),
-}
+
+
+def _fits(value: object, kind: type, allowed: Allowed) -> bool:
+    """Whether a JSON value is of the kind that a setting's annotation names, and allowed."""
+    if get_origin(kind) is list:
+        (item_kind,) = get_args(kind)
+        return isinstance(value, list) and all(_fits(item, item_kind, allowed) for item in value)
+    if kind is str:
+        # Every output contains the empty text.
+        return isinstance(value, str) and value != ""
+    if kind is bool:
+        return isinstance(value, bool)
+    return (_is_int(value) if kind is int else _is_number(value)) and allowed.admits(value)
+
+
+def _sampling_rule(spec: Field) -> Rule:
+    """What a row may say of a sampling setting: what the command line may."""
+    allowed = spec.metadata.get("allowed", Allowed())
+    words = "a list of texts, none empty" if spec.type == list[str] else describe(spec)
+    return Rule(allowed=words, holds=lambda value: _fits(value, spec.type, allowed))
+
+
+SAMPLING_RULES = {spec.name: _sampling_rule(spec) for spec in fields(SamplingSchema)}
 RULES = {**FORM_RULES, **NAME_RULES, **SAMPLING_RULES}
 
 

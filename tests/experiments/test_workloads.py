@@ -2,12 +2,23 @@
 
 import json
 from collections import Counter
+from dataclasses import Field, fields
 from pathlib import Path
 
 import pytest
 
-from experiments.workloads import BUILTIN_PATH, load_workload, read_rows, take_round_robin, workload_of
+from experiments.build import sampling_params
+from experiments.schemas import Allowed, SamplingSchema
+from experiments.workloads import (
+    BUILTIN_PATH,
+    SAMPLING_RULES,
+    load_workload,
+    read_rows,
+    take_round_robin,
+    workload_of,
+)
 from specdec.errors import WorkloadError
+from specdec.sampling_params import SamplingParams
 
 
 def write(folder: Path, *lines: object) -> Path:
@@ -50,6 +61,24 @@ def test_every_field_of_a_row_is_kept(tmp_path: Path) -> None:
     assert (second.id, second.prompt_ids, second.prompt) == ("line-2", (1, 2), None)
 
 
+def test_row_may_set_what_a_request_may() -> None:
+    assert {spec.name for spec in fields(SamplingParams)} == set(SAMPLING_RULES)
+
+
+@pytest.mark.parametrize("spec", fields(SamplingSchema), ids=lambda spec: spec.name)
+def test_limits_of_the_command_line_are_those_of_a_row_and_of_a_request(tmp_path: Path, spec: Field) -> None:
+    allowed = spec.metadata.get("allowed", Allowed())
+    known = [limit for limit in (allowed.low, allowed.high) if limit is not None]
+    for limit in known:
+        value = [limit] if spec.name == "stop_token_ids" else limit
+        (row,) = read_rows(write(tmp_path, {"prompt": "a", spec.name: value}))
+        assert sampling_params({"min_new_tokens": 0}, row) is not None
+    for limit, step in ((allowed.low, -1), (allowed.high, 1)):
+        if limit is not None:
+            with pytest.raises(WorkloadError, match=f"{spec.name} must be"):
+                read_rows(write(tmp_path, {"prompt": "a", spec.name: limit + step}))
+
+
 def test_spec_bench_row_has_turns_and_a_question_id(tmp_path: Path) -> None:
     line = {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["r"]}
     (row,) = read_rows(write(tmp_path, line))
@@ -74,8 +103,15 @@ def test_empty_lines_are_passed_over_but_counted(tmp_path: Path) -> None:
         ({"turns": []}, "turns must be a list of at least one text"),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens must be an integer, at least 1, got 0"),
         ({"prompt": "a", "max_new_token": 5}, "nearest: max_new_tokens"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature must be a number"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
+        ({"prompt": "a", "temperature": float("nan")}, "temperature must be a number"),
+        ({"prompt": "a", "top_k": -2}, "top_k must be an integer, at least -1, got -2"),
+        ({"prompt": "a", "top_k": 1.5}, "top_k must be an integer"),
+        ({"prompt": "a", "logprobs": 1}, "logprobs must be true or false"),
         ({"prompt": "a", "stop": "x"}, "stop must be a list"),
+        ({"prompt": "a", "stop": [""]}, "stop must be a list of texts, none empty"),
+        ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids must be a list"),
         ({"prompt": "a", "category": 3}, "category must be text"),
         ({"prompt": "a", "id": 1, "question_id": 2}, "differ"),
     ],
