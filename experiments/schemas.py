@@ -125,6 +125,23 @@ class VerifierSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TypicalSchema:
+    """Settings of typical acceptance, a lossy rule."""
+
+    _target_: str = "specdec.rule_verifiers.TypicalVerifierConfig"
+    epsilon: float = setting(0.3, low=0, high=1)
+    delta: float = setting(0.09, low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdSchema:
+    """Settings of threshold acceptance, a lossy rule."""
+
+    _target_: str = "specdec.rule_verifiers.ThresholdVerifierConfig"
+    threshold: float = setting(0.3, low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingSchema:
     """How each request samples."""
 
@@ -209,6 +226,8 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("drafter", "oracle"): OracleSchema,
     ("drafter", "custom"): CustomDrafterSchema,
     ("verifier", "verifier"): VerifierSchema,
+    ("verifier", "typical"): TypicalSchema,
+    ("verifier", "threshold"): ThresholdSchema,
     ("sampling", "sampling"): SamplingSchema,
     ("workload", "builtin"): BuiltinSchema,
     ("workload", "file"): FileSchema,

@@ -50,6 +50,7 @@ class BatchSampling:
         device, vocab_size = noise.device, noise.vocab_size
         self.wants_logprobs = any(p.logprobs for p in params)
         self._noise = noise
+        self._tokens = [r.tokens for r in requests]
         self._coupling = coupling
         self.all_greedy = all(p.greedy for p in params)
         self._any_greedy = any(p.greedy for p in params)
@@ -127,8 +128,7 @@ class BatchSampling:
         if self._coupling is Coupling.SHARED:
             return Draft(tokens_B=self.choose(logits_BNV, None, positions_B).squeeze(1))
         probs_BV = self.law(logits_BNV, None, positions_B).squeeze(1)
-        keys_B = self._keys(positions_B, 1, Salt.DRAFT).squeeze(1)
-        return Draft(tokens_B=self._noise.race(probs_BV, keys_B), probs_BV=probs_BV)
+        return Draft(tokens_B=self._noise.race(probs_BV, self._draft_keys(positions_B)), probs_BV=probs_BV)
 
     def final_draw(
         self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
@@ -166,6 +166,16 @@ class BatchSampling:
         if width > 1:
             positions_BN = positions_BN + torch.arange(width, device=positions_B.device)
         return row_keys(self._streams_B1, positions_BN, int(salt))
+
+    def _draft_keys(self, positions_B: torch.Tensor) -> torch.Tensor:
+        """int64 [B] noise keys of draft tokens: of the round too, which the number of known tokens names.
+
+        A position may be drafted in several rounds. Rules that look beyond the accepted tokens (block verification)
+        are exact only if the later draft owes nothing to the earlier one.
+        """
+        lengths = torch.tensor([len(tokens) for tokens in self._tokens], dtype=torch.int64)
+        streams_B = self._streams_B1.squeeze(1)
+        return row_keys(row_keys(streams_B, lengths.to(streams_B.device), Salt.DRAFT), positions_B, Salt.DRAFT)
 
     def _soften(self, logits_BNV: torch.Tensor) -> torch.Tensor:
         """Temperature and filters."""

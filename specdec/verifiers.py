@@ -2,7 +2,8 @@
 
     GreedyVerifier     the target's most probable token; drafts are kept while they match
     GumbelVerifier     the target's own draw under position-keyed noise; drafts are kept while they match
-    RejectionVerifier  the token ratio test against the law that the draft was drawn from
+    RuleVerifier       any rule of specdec.rules.chain, with coins and draws
+    RejectionVerifier  of them the token ratio test against the law that the draft was drawn from
 
 Every method is made of device operations only, so that a round can be captured as a graph.
 """
@@ -15,13 +16,8 @@ import torch.nn.functional as F
 from specdec import ratio_rule
 from specdec.api import Coupling, Proposal, TargetSampling, Verdict
 from specdec.errors import UnsupportedError
-
-
-def leading_matches(matches_BK: torch.Tensor, num_drafted_B: torch.Tensor) -> torch.Tensor:
-    """Length of the leading run of True among the first ``num_drafted_B`` entries of each row; int64 [B]."""
-    columns_K = torch.arange(matches_BK.shape[1], device=matches_BK.device)
-    kept_BK = matches_BK & (columns_K < num_drafted_B.unsqueeze(1))
-    return kept_BK.to(torch.int64).cumprod(dim=1).sum(dim=1)
+from specdec.rules import numbers
+from specdec.rules.chain import ChainRule, TokenRatioRule, leading_matches
 
 
 def _chain(proposal: Proposal, name: str, width: int) -> torch.Tensor:
@@ -112,16 +108,19 @@ class GumbelVerifier:
         return _match_verdict(tokens_BN, logits_BNV, proposal, sampling, positions_B, self.name)
 
 
-class RejectionVerifier:
-    """The token ratio test: exact in distribution for the law that the draft reports, a point mass without one.
+class RuleVerifier:
+    """A verifier made of a rule of ``specdec.rules.chain``: it tosses the rule's coins and draws from its weights.
 
     Acceptance, correction, bonus and the draft's own draw each have noise of their own, so no uniform decides two.
     """
 
-    name = "rejection"
-    lossless = True
+    name: str
     lossless_how = "rule"
     coupling = Coupling.INDEPENDENT
+
+    def __init__(self, rule: ChainRule) -> None:
+        self.rule = rule
+        self.lossless = rule.lossless
 
     def judge(
         self,
@@ -131,19 +130,23 @@ class RejectionVerifier:
         positions_B: torch.Tensor,
     ) -> Verdict:
         """Judge one round; see ``api.Verifier.judge``."""
-        if proposal is None or sampling.all_greedy:
-            # Point masses: the ratio is 1 where a draft is the target's choice and 0 elsewhere.
+        width = logits_BNV.shape[1]
+        if proposal is None or width == 1 or sampling.all_greedy:
+            # Point masses: every rule keeps a draft that is the target's choice and no other.
             drafted_BK = None if proposal is None else proposal.tokens_BK
             tokens_BN = sampling.choose(logits_BNV, drafted_BK, positions_B)
             return _match_verdict(tokens_BN, logits_BNV, proposal, sampling, positions_B, self.name)
-        width = logits_BNV.shape[1]
         drafted_BK = _chain(proposal, self.name, width).clamp(0, logits_BNV.shape[2] - 1)
         law_BNV = sampling.law(logits_BNV, drafted_BK, positions_B)
-        draft_BKV = self._draft_law(drafted_BK, proposal, law_BNV)
-        num_accepted_B = self._accept(law_BNV, draft_BKV, drafted_BK, proposal, sampling, positions_B)
-        final_B = self._final(law_BNV, draft_BKV, num_accepted_B, proposal, sampling, positions_B)
-        columns_N = torch.arange(width, device=drafted_BK.device)
-        is_draft_BN = columns_N < num_accepted_B.unsqueeze(1)
+        draft_BKV = _draft_law(drafted_BK, proposal, law_BNV)
+        num_drafted_B = proposal.num_drafted_B
+        chances_BK = self.rule.chances(law_BNV, draft_BKV, drafted_BK, num_drafted_B)
+        coins_BX = sampling.acceptance_uniforms(positions_B, 1 if self.rule.one_coin else width - 1)
+        num_accepted_B = self.rule.count(coins_BX < chances_BK, num_drafted_B)
+        weights_BV = self.rule.weights(law_BNV, draft_BKV, drafted_BK, num_accepted_B, num_drafted_B)
+        is_correction_B = num_accepted_B < num_drafted_B
+        final_B = sampling.final_draw(weights_BV, positions_B + num_accepted_B, is_correction_B)
+        is_draft_BN = torch.arange(width, device=drafted_BK.device) < num_accepted_B.unsqueeze(1)
         tokens_BN = torch.where(is_draft_BN, F.pad(drafted_BK, (0, 1)), final_B.unsqueeze(1))
         logprobs_BN = None
         if sampling.wants_logprobs:
@@ -156,44 +159,20 @@ class RejectionVerifier:
             overlap_BK=ratio_rule.overlap(law_BNV[:, :-1], draft_BKV) if has_law else None,
         )
 
-    @staticmethod
-    def _draft_law(drafted_BK: torch.Tensor, proposal: Proposal, law_BNV: torch.Tensor) -> torch.Tensor:
-        if proposal.probs_BKV is not None:
-            return proposal.probs_BKV[:, : drafted_BK.shape[1]]
-        return torch.zeros_like(law_BNV[:, :-1]).scatter_(-1, drafted_BK.unsqueeze(-1), 1.0)
 
-    @staticmethod
-    def _accept(
-        law_BNV: torch.Tensor,
-        draft_BKV: torch.Tensor,
-        drafted_BK: torch.Tensor,
-        proposal: Proposal,
-        sampling: TargetSampling,
-        positions_B: torch.Tensor,
-    ) -> torch.Tensor:
-        ids_BK1 = drafted_BK.unsqueeze(-1)
-        p_BK = law_BNV[:, :-1].gather(-1, ids_BK1).squeeze(-1).double()
-        q_BK = draft_BKV.gather(-1, ids_BK1).squeeze(-1).double()
-        coins_BK = sampling.acceptance_uniforms(positions_B, drafted_BK.shape[1])
-        return leading_matches(coins_BK < ratio_rule.acceptance(p_BK, q_BK), proposal.num_drafted_B)
+def _draft_law(drafted_BK: torch.Tensor, proposal: Proposal, law_BNV: torch.Tensor) -> torch.Tensor:
+    if proposal.probs_BKV is not None:
+        return proposal.probs_BKV[:, : drafted_BK.shape[1]]
+    return numbers.point_masses(drafted_BK, law_BNV)
 
-    @staticmethod
-    def _final(
-        law_BNV: torch.Tensor,
-        draft_BKV: torch.Tensor,
-        num_accepted_B: torch.Tensor,
-        proposal: Proposal,
-        sampling: TargetSampling,
-        positions_B: torch.Tensor,
-    ) -> torch.Tensor:
-        """The correction after a rejection or, after a fully accepted draft, the bonus; int64 [B]."""
-        vocab_size = law_BNV.shape[2]
-        row_B11 = num_accepted_B.view(-1, 1, 1).expand(-1, 1, vocab_size)
-        target_BV = law_BNV.gather(1, row_B11).squeeze(1)
-        draft_BV = F.pad(draft_BKV, (0, 0, 0, 1)).gather(1, row_B11).squeeze(1)
-        rejected_B = num_accepted_B < proposal.num_drafted_B
-        weights_BV = torch.where(rejected_B.unsqueeze(1), ratio_rule.residual(target_BV, draft_BV), target_BV)
-        return sampling.final_draw(weights_BV, positions_B + num_accepted_B, rejected_B)
+
+class RejectionVerifier(RuleVerifier):
+    """The token ratio test: exact in distribution for the law that the draft reports, a point mass without one."""
+
+    name = "rejection"
+
+    def __init__(self) -> None:
+        super().__init__(TokenRatioRule())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
