@@ -64,7 +64,7 @@ def _attend(
         more_GCD = pool.compressed_rows(step.layer).take(pool.compressed(step.layer), slots)
         keys_GKD = torch.cat([keys_GKD, more_GCD], dim=1)
     bias_GQK = segment_bias(segment, view, selection_GMk, num_heads)
-    sinks_H = step.sinks_H if segment.width == 1 else step.sinks_H.repeat(segment.width)
+    sinks_H = step.sinks_H if segment.width == 1 else step.sinks_H.expand(segment.width, -1).flatten()
     return attend(q_GQD, keys_GKD.to(q_GQD.dtype), bias_GQK, sinks_H, step.scale).view(-1, num_heads, dim)
 
 

@@ -9,7 +9,6 @@ from math import exp, log1p, sqrt
 import numpy as np
 import torch
 
-from backends.deepseek_v4.few_rows.mixing import float_tensor
 from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.moe import ExpertPath, MixtureOfExperts
 
@@ -61,34 +60,20 @@ class FewRowsExperts:
         return [(e, scores[e] / total * self._factor) for e in ids]
 
     def _run(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
-        """Shared expert and the (expert, token, weight) pairs, sorted by expert."""
-        num_tokens = x_TD.shape[0]
-        if num_tokens == 1:
-            return self._run_one(x_TD, up_TF, pairs)
+        """Shared expert and the (expert, token, weight) pairs, sorted by expert: one product per chosen expert."""
+        num_tokens, num_pairs = len(x_TD), len(pairs)
         experts, tokens, weights = zip(*pairs, strict=True)
-        ends = [i + 1 for i in range(len(pairs)) if i + 1 == len(pairs) or experts[i + 1] != experts[i]]
-        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        chosen = [experts[end - 1] for end in ends]
-        tokens_P = torch.from_numpy(np.array(tokens))
-        parts = x_TD.index_select(0, tokens_P).split_with_sizes(sizes)
-        ups = [self._ups[e](part) for e, part in zip(chosen, parts, strict=True)]
+        chosen = sorted(set(experts))
+        sizes = [experts.count(e) for e in chosen]
+        # NumPy gathers a few rows in a fraction of the time that torch takes.
+        rows_PD = torch.from_numpy(x_TD.numpy()[list(tokens)])
+        ups = [self._ups[e](part) for e, part in zip(chosen, rows_PD.split_with_sizes(sizes), strict=True)]
         active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
-        shared, routed = active.split_with_sizes((num_tokens, len(pairs)))
-        routed.mul_(float_tensor(weights).unsqueeze(1))
-        parts = routed.split_with_sizes(sizes)
-        downs = [self._downs[e](part) for e, part in zip(chosen, parts, strict=True)]
-        return self._shared_down(shared).index_add_(0, tokens_P, torch.cat(downs))
-
-    def _run_one(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
-        """``_run`` of a single token: one product per choice."""
-        ups = [self._ups[e](x_TD) for e, _, _ in pairs]
-        active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
-        active.mul_(float_tensor([1.0, *(w for _, _, w in pairs)]).unsqueeze(1))
-        shared, *routed = active.split_with_sizes((1,) * (1 + len(pairs)))
-        out_TD = self._shared_down(shared)
-        for row, (expert, _, _) in zip(routed, pairs, strict=True):
-            out_TD.add_(self._downs[expert](row))
-        return out_TD
+        shared, *routed = active.split_with_sizes([num_tokens, *sizes])
+        downs = [self._downs[e](part) for e, part in zip(chosen, routed, strict=True)]
+        weights_TP = np.zeros((num_tokens, num_pairs), dtype=np.float32)
+        weights_TP[tokens, range(num_pairs)] = weights
+        return self._shared_down(shared).addmm_(torch.from_numpy(weights_TP), torch.cat(downs))
 
     def _shared(self, up_TF: torch.Tensor) -> torch.Tensor:
         return self._shared_down(_activate(up_TF, self._width, self._limit))
@@ -100,8 +85,8 @@ class FewRowsExperts:
 
 
 def _activate(joined_PF: torch.Tensor, width: int, limit: float) -> torch.Tensor:
-    """``moe.expert_activation`` of gate and up side by side, in a new tensor [P, width]."""
+    """``moe.expert_activation`` of gate and up side by side, which are overwritten; [P, width]."""
     gate, up = joined_PF.split_with_sizes((width, width), 1)
     if limit > 0:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        gate, up = gate.clamp_max_(limit), up.clamp_(-limit, limit)
     return torch.nn.functional.silu(gate).mul_(up)

@@ -16,6 +16,7 @@ from backends.deepseek_v4.hyper_connections import mix_out as plain_mix_out
 from backends.deepseek_v4.moe import MixtureOfExperts
 from backends.deepseek_v4.norms import rms_norm
 from backends.deepseek_v4.ops.sinkhorn import reference, scalar
+from backends.deepseek_v4.ops.sinkhorn.batched import BatchedSinkhorn
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -34,9 +35,19 @@ def test_scalar_sinkhorn_does_as_many_rounds_as_asked(rounds):
     torch.testing.assert_close(got, reference.sinkhorn(logits, rounds, 1e-3), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("num_rounds", [1, 2, 20])
+def test_batched_sinkhorn_equals_the_reference(size, num_rounds):
+    logits = torch.randn(37, size, size) * 3
+    got = torch.from_numpy(BatchedSinkhorn(size, num_rounds, 1e-6)(logits.flatten(1).numpy()))
+    expected = reference.sinkhorn(logits, num_rounds, 1e-6)
+    torch.testing.assert_close(got.view(37, size, size), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 9])
 @pytest.mark.parametrize("num_streams", [2, 4])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_host_mixing_equals_hyper_connections(small_config: DeepseekV4Config, num_streams, scale):
+def test_host_mixing_equals_hyper_connections(small_config: DeepseekV4Config, num_streams, scale, num_tokens):
     config = dataclasses.replace(small_config, hc_mult=num_streams)
     num_mixes = 2 * num_streams + num_streams**2
     weights = HyperWeights(
@@ -44,11 +55,11 @@ def test_host_mixing_equals_hyper_connections(small_config: DeepseekV4Config, nu
         base=torch.randn(num_mixes),
         scale=torch.randn(3) * scale,
     )
-    streams_TSD = torch.randn(3, num_streams, config.hidden_size)
+    streams_TSD = torch.randn(num_tokens, num_streams, config.hidden_size)
     expected = plain_mix_in(streams_TSD, weights, config)
     x_TD, mix_TSR = HostMixing(weights, config).mix_in(streams_TSD)
     torch.testing.assert_close(x_TD, expected.input, atol=1e-5, rtol=1e-4)
-    output_TD = torch.randn(3, config.hidden_size)
+    output_TD = torch.randn(num_tokens, config.hidden_size)
     torch.testing.assert_close(
         mix_out(output_TD, streams_TSD, mix_TSR),
         plain_mix_out(output_TD, streams_TSD, expected),
