@@ -28,8 +28,12 @@ class TextTokenizer:
         if not path.exists():
             return None
         try:
-            return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
-        except (ValueError, OSError, UnicodeDecodeError) as error:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); copy it again") from None
+        try:
+            return cls(Tokenizer.from_str(text))
+        except Exception as error:  # the library raises nothing narrower
             raise CheckpointError(f"{path} is not a tokenizer ({error}); copy it again") from None
 
     def encode(self, text: str) -> list[int]:
