@@ -155,10 +155,7 @@ def hash_of(rows: Iterable[Row]) -> str:
 
 
 def _parse(line: str, number: int, where: str) -> Row:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise WorkloadError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    record = _read_json(line, where)
     if not isinstance(record, dict):
         raise WorkloadError(f"{where}: a line must be a JSON object, got {type(record).__name__}")
     _check_fields(record, where)
@@ -175,6 +172,20 @@ def _parse(line: str, number: int, where: str) -> Row:
         turns=tuple(record["turns"]) if "turns" in record else None,
         overrides={name: record[name] for name in SAMPLING_RULES if name in record},
     )
+
+
+def _read_json(line: str, where: str) -> object:
+    try:
+        record = json.loads(line)
+        json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except json.JSONDecodeError as error:
+        raise WorkloadError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise WorkloadError(f"{where}: not text: {half!r} is half of a surrogate pair; write both or none") from None
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{where}: not JSON that can be read ({error})") from None
+    return record
 
 
 def _check_fields(record: Mapping[str, object], where: str) -> None:
