@@ -3,9 +3,13 @@
 Every function returns the value that it checked, so that a check can stand in an assignment.
 """
 
+import sys
 from collections.abc import Sequence
 
 from specdec.errors import ConfigError
+
+LARGEST = sys.float_info.max
+"""An integer beyond it is no number to compute with: it cannot become a float."""
 
 
 def _fail(name: str, allowed: str, got: object, where: str) -> ConfigError:
@@ -33,7 +37,7 @@ def number(name: str, value: object, *, low: float, high: float | None = None, w
     span = f"a number of at least {low}" if high is None else f"a number from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _fail(name, span, value, where)
-    if not low <= value or (high is not None and value > high) or value in (float("inf"),):
+    if not low <= value <= (LARGEST if high is None else high):
         raise _fail(name, span, value, where)
     return value
 

@@ -14,6 +14,7 @@ from specdec.sampling_params import SamplingParams
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 10**400),
         ("temperature", "hot"),
         ("temperature", True),
         ("top_k", -2),
