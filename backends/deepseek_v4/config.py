@@ -129,6 +129,10 @@ class DeepseekV4Config:
             positive_int(name, value, where=WHERE)
         integer("num_hash_layers", self.num_hash_layers, low=0, high=self.num_hidden_layers, where=WHERE)
         integer("num_nextn_predict_layers", self.num_nextn_predict_layers, low=0, high=1, where=WHERE)
+        for token in self.eos_token_ids:
+            integer("eos_token_id", token, low=0, where=WHERE)
+        if self.bos_token_id is not None:
+            integer("bos_token_id", self.bos_token_id, low=0, where=WHERE)
         flag("norm_topk_prob", self.norm_topk_prob, where=WHERE)
         flag("zero_first_nextn_embedding", self.zero_first_nextn_embedding, where=WHERE)
         for name, value in (
