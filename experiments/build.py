@@ -142,17 +142,21 @@ def dtype_of(config: Config) -> torch.dtype:
     return DTYPES[name]
 
 
+def indexer_dtype_of(config: Config) -> str:
+    """``target.indexer_dtype``, or fp8 under an fp8 cache and plain under any other."""
+    node = config["target"]
+    return node["indexer_dtype"] or ("fp8" if node["cache_dtype"] == "fp8" else "plain")
+
+
 def load_target(config: Config) -> LoadedTarget:
     """Load the target of a configuration; raises SpecDecError."""
     node = config["target"]
     load = locate(node["_target_"], "target._target_")
-    cache_dtype = node["cache_dtype"]
-    follows = "fp8" if cache_dtype == "fp8" else "plain"
     return load(
         TargetRequest(
             folder=folder_of(node["checkpoint"]),
-            cache_dtype=cache_dtype,
-            indexer_dtype=node["indexer_dtype"] or follows,
+            cache_dtype=node["cache_dtype"],
+            indexer_dtype=indexer_dtype_of(config),
             device=device_of(config),
             dtype=dtype_of(config),
             batch_invariant=config["engine"]["batch_invariant"],

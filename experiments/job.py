@@ -26,6 +26,7 @@ from experiments.decode import Conversation, Decoded, decode
 from experiments.environment import environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
+from experiments.mode import mode_of
 from experiments.records import output_record, step_record
 from experiments.run_folder import FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
@@ -179,6 +180,7 @@ def _decode_into(out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: 
     ]
     first = repeats[0]
     run = Run(
+        mode=mode_of(setting.config, setting.environment, verifier=parts.verifier.name),
         rows=tuple(row for output in first.outputs for row in output.steps),
         outputs=first.outputs,
         timings=tuple(repeat.timing for repeat in repeats),

@@ -11,6 +11,7 @@ from specdec.bootstrap import Bootstrap, Estimate, estimates
 from specdec.identities import check_identities
 from specdec.metrics import DEFINITIONS, Steps, accepted_histogram, loop_token_share
 from specdec.request import RequestOutput
+from specdec.round_times import RoundTimes
 from specdec.step_row import SCHEMA_VERSION, StepRow
 
 Number = Mapping[str, float | int | None]
@@ -20,12 +21,14 @@ Number = Mapping[str, float | int | None]
 class Run:
     """What happened in a run.
 
+    mode           device, types and rules that computed it, by name; see ``experiments.mode``
     rows           step rows with loops marked, of the first repeat
     outputs        of the first repeat
     timings        one per repeat
     repeats_agree  whether every repeat produced the same tokens
     """
 
+    mode: Mapping[str, object]
     rows: tuple[StepRow, ...]
     outputs: tuple[RequestOutput, ...]
     timings: tuple[Timing, ...]
@@ -42,6 +45,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     timings = run.timings
     return {
         "schema_version": SCHEMA_VERSION,
+        "mode": dict(run.mode),
         **metrics_of(run.rows),
         "loop_token_share": loop_share(run.outputs),
         "without_loops": metrics_of([row for row in run.rows if not row.in_loop]),
@@ -50,6 +54,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
         "speedup_decode": ratio(timings, plain or (), lambda timing: timing.decode_rate),
         "tokens_per_second": measured([timing.rate for timing in timings]),
         "tokens_per_second_decode": measured([timing.decode_rate for timing in timings]),
+        "ms_per_round": dict(RoundTimes.of(run.rows).ms_per_round),
         "lossless": run.judgement.lossless,
         "lossless_how": run.judgement.how,
         "repeats_agree": run.repeats_agree,

@@ -1,4 +1,4 @@
-"""The table that a run prints: exactness, tokens per step, speed-up, loops, and acceptance by position."""
+"""The tables that a run prints: exactness, tokens per step, speed-up, loops, times, and acceptance by position."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +45,8 @@ def run_table(summary: Mapping[str, Any], drafter: str) -> Table:
     table.add_row("speedup", interval(summary["speedup"]), NOTHING)
     table.add_row("speedup_decode", interval(summary["speedup_decode"]), NOTHING)
     table.add_row("tokens_per_second", interval(summary["tokens_per_second"], digits=1), NOTHING)
+    for phase, value in summary["ms_per_round"].items():
+        table.add_row(f"{phase}_ms_per_round", NOTHING if value is None else f"{value:.3f}", NOTHING)
     return table
 
 
@@ -63,7 +65,10 @@ def position_table(summary: Mapping[str, Any]) -> Table:
 
 def notes(summary: Mapping[str, Any]) -> Sequence[str]:
     """What a reader of the tables must know."""
-    lines = [f"lossless: {lossless_text(summary['lossless'])} ({summary['lossless_how']})"]
+    lines = [
+        f"mode: {mode_text(summary['mode'])}",
+        f"lossless: {lossless_text(summary['lossless'])} ({summary['lossless_how']})",
+    ]
     if not summary["repeats_agree"]:
         lines.append("warning: the timing repeats did not produce the same tokens")
     lines += [f"warning: {problem}" for problem in summary["violated_identities"]]
@@ -81,6 +86,11 @@ def interval(metric: Mapping[str, Any], *, digits: int = 3) -> str:
     if metric["low"] is None:
         return text
     return f"{text} [{metric['low']:.{digits}f}, {metric['high']:.{digits}f}]"
+
+
+def mode_text(mode: Mapping[str, Any]) -> str:
+    """``name value`` of everything that a mode names, in its order."""
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in mode.items())
 
 
 def lossless_text(lossless: bool | None) -> str:

@@ -1,16 +1,16 @@
 """RoundTimes: where the time of the verify rounds of a run went; knows nothing of prompts or acceptance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specdec.metrics import StepRow
+from specdec.step_row import StepRow
 
-US_PER_S = 1e6
+US_PER_MS = 1e3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """Sums over the distinct rounds of a run, in microseconds, and the tokens that its steps emitted.
+    """Sums over the distinct rounds of a run, in microseconds.
 
     Every row of a round carries the times of the whole round, so a round counts once whatever its batch.
     """
@@ -19,7 +19,6 @@ class RoundTimes:
     verify_us: float
     other_us: float
     num_rounds: int
-    num_tokens: int
 
     @classmethod
     def of(cls, rows: Sequence[StepRow]) -> "RoundTimes":
@@ -30,15 +29,10 @@ class RoundTimes:
             verify_us=sum(row.verify_us for row in rounds),
             other_us=sum(row.other_us for row in rounds),
             num_rounds=len(rounds),
-            num_tokens=sum(row.emitted for row in rows),
         )
 
     @property
-    def total_us(self) -> float:
-        """Time of all rounds."""
-        return self.draft_us + self.verify_us + self.other_us
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Emitted tokens over time, prompts left out; NaN without time."""
-        return self.num_tokens / self.total_us * US_PER_S if self.total_us > 0 else float("nan")
+    def ms_per_round(self) -> Mapping[str, float | None]:
+        """Mean milliseconds of a round by phase (draft, verify, other); None for each without a round."""
+        sums = {"draft": self.draft_us, "verify": self.verify_us, "other": self.other_us}
+        return {phase: us / self.num_rounds / US_PER_MS if self.num_rounds else None for phase, us in sums.items()}

@@ -58,6 +58,29 @@ def test_summary_holds_every_metric_with_interval_and_count(run_here: Command, t
     assert len(summary["timings"]) == 2
 
 
+def test_summary_and_table_say_which_mode_ran_and_where_the_time_went(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ("engine.batch_invariant=true", "engine.dtype=bf16", "target.cache_dtype=fp8", "verifier=greedy")
+    assert run_here(*TOY, "engine.device=cpu", "sampling.temperature=0", *overrides) == 0
+    summary = read_json(only_run(tmp_path) / "summary.json")
+    assert summary["mode"] == {
+        "device": "cpu",
+        "threads": 1,
+        "dtype": "bfloat16",
+        "cache_dtype": "fp8",
+        "indexer_dtype": "fp8",
+        "batch_invariant": True,
+        "max_batch": 1,
+        "verifier": "greedy",
+    }
+    said = "mode: device cpu, threads 1, dtype bfloat16, cache_dtype fp8, indexer_dtype fp8, batch_invariant true"
+    printed = capsys.readouterr().out
+    assert said in printed and "verify_ms_per_round" in printed
+    assert set(summary["ms_per_round"]) == {"draft", "verify", "other"}
+    assert all(value > 0 for value in summary["ms_per_round"].values())
+
+
 def test_steps_and_outputs_tell_the_same_story(run_here: Command, tmp_path: Path) -> None:
     assert run_here(*TOY) == 0
     folder = only_run(tmp_path)

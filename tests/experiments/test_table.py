@@ -3,7 +3,7 @@
 from experiments import schemas
 from experiments.app import CONF
 from experiments.help import help_text
-from experiments.table import interval, lossless_text, run_table
+from experiments.table import interval, lossless_text, mode_text, run_table
 
 
 def test_interval_shows_value_and_range() -> None:
@@ -31,12 +31,19 @@ def test_run_table_sets_the_share_of_looping_tokens_beside_acceptance_with_and_w
     summary = {name: number(0.5) for name in (*acceptance, *others)} | {
         "without_loops": {name: number(0.25) for name in acceptance},
         "lossless": True,
+        "ms_per_round": {"draft": 0.5, "verify": 2.25, "other": None},
     }
     summary["loop_token_share"] = number(0.125)
     names, every, without = (list(column.cells) for column in run_table(summary, "x").columns)
     cells = {name: pair for name, *pair in zip(names, every, without, strict=True)}
     assert cells["loop_token_share"] == ["0.125", "-"]
     assert cells["draft_acceptance_rate"] == ["0.500", "0.250"]
+    assert [cells[f"{phase}_ms_per_round"][0] for phase in ("draft", "verify", "other")] == ["0.500", "2.250", "-"]
+
+
+def test_mode_is_one_line() -> None:
+    mode = {"device": "cpu", "threads": 2, "batch_invariant": False}
+    assert mode_text(mode) == "device cpu, threads 2, batch_invariant false"
 
 
 def test_help_lists_every_option_and_key_with_what_is_allowed() -> None:
