@@ -46,7 +46,7 @@ class EngineConfig:
         positive_int("prefill_chunk", self.prefill_chunk, where="engine.prefill_chunk")
         positive_int("fixed_rows", self.fixed_rows, where="engine.fixed_rows")
         flag("batch_invariant", self.batch_invariant, where="engine.batch_invariant")
-        integer("seed", self.seed, low=-(2**63), high=2**63 - 1, where="engine.seed")
+        integer("seed", self.seed, low=-(2**63), high=2**63 - 1, where="sampling.seed")
         if self.max_context is not None:
             integer("max_context", self.max_context, low=2, where="engine.max_context")
         if self.num_pages is not None:

@@ -17,13 +17,17 @@ WINDOW = CacheGroupSpec(group_id="window", retention=Retention.SLIDING_WINDOW, r
         ("max_context", 1),
         ("num_pages", 1),
         ("fixed_rows", 0),
-        ("seed", 1.5),
         ("batch_invariant", 1),
     ],
 )
 def test_engine_config_refuses_a_value_by_its_key(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"{field} must be .*, got {value!r} \(conf: engine\.{field}\)"):
         EngineConfig(**{field: value})
+
+
+def test_engine_config_names_the_key_that_sets_its_seed() -> None:
+    with pytest.raises(ConfigError, match=r"seed must be .*, got 1\.5 \(conf: sampling\.seed\)"):
+        EngineConfig(seed=1.5)
 
 
 def test_batch_invariance_bounds_prompt_chunks() -> None:
