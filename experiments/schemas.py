@@ -14,6 +14,8 @@ from omegaconf import MISSING, OmegaConf
 # The drafter of a run without speculation: what a baseline is made with and recognised by.
 PLAIN_DRAFTER = "drafters.none.NoneConfig"
 MAX_DRAFT_TOKENS = 31
+MAX_THREADS = 1024
+"""More than any machine has cores; torch starts as many as it is told, until the process cannot start another."""
 CACHE_DTYPES = ("fp32", "bf16", "fp8")
 INDEXER_DTYPES = ("plain", "fp8", "mxfp4")
 
@@ -192,7 +194,7 @@ class EngineSchema:
     fixed_rows: int = setting(8, low=1)
     graphs: bool | None = None
     repeats: int = setting(3, low=1)
-    threads: int | None = setting(None, low=1)
+    threads: int | None = setting(None, low=1, high=MAX_THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,7 @@ def test_defaults_are_the_documented_ones() -> None:
         ("target.cache_dtype=fp7", "target.cache_dtype must be one of fp32, bf16, fp8, got 'fp7'"),
         ("drafter.proposals=best", "drafter.proposals must be one of sampled, greedy, got 'best'"),
         ("engine.max_batch=2.5", "engine.max_batch must be an integer, at least 1, got '2.5'"),
+        ("engine.threads=1000000", "engine.threads must be an integer or null, 1 to 1024, got 1000000"),
         ("require_lossless=maybe", "require_lossless must be true or false, got 'maybe'"),
         ("workload=file", "workload.path must be set"),
         ("drafter=custom", "drafter._target_ must be set"),
