@@ -58,13 +58,17 @@ def run(config: DictConfig) -> None:
 
 def check(config: DictConfig) -> None:
     """Raise SpecDecError for settings that cannot work and for inputs that are missing."""
-    data = settings_of(config).data
+    settings = settings_of(config)
+    data = settings.data
     for name, path in (("corpus", data.corpus), ("tokenizer", data.tokenizer)):
         if not Path(path).exists():
             raise WorkloadError(
                 f"{path} does not exist (conf: trainer.data.{name}); experiments/data/corpus_recipe.json says how the "
                 "corpus is made"
             )
+    from experiments.training.device import require_device  # here, since it imports torch and --help must not wait
+
+    require_device(settings.device)
 
 
 def key(config: DictConfig) -> str:

@@ -1,17 +1,50 @@
 """TrainerConfig: every setting of a training run as frozen values; imports no torch and no Hydra."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from specdec import checks
 from specdec.errors import ConfigError
 
 WHERE = "trainer"
+DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 
 
-@dataclass(frozen=True, kw_only=True)
+def _numbers(settings: object, section: str, names: Sequence[str], *, high: float | None = None) -> None:
+    """Each of these settings is a number of at least 0, and of at most ``high``."""
+    for name in names:
+        checks.number(name, _value(settings, name), low=0.0, high=high, where=f"{WHERE}.{section}.{name}")
+
+
+def _integers(settings: object, section: str, names: Sequence[str], *, low: int) -> None:
+    for name in names:
+        checks.integer(name, _value(settings, name), low=low, where=f"{WHERE}.{section}.{name}")
+
+
+def _value(settings: object, name: str) -> object:
+    return attrgetter(name)(settings)
+
+
+def _below_one(name: str, value: object, where: str) -> None:
+    """A number of at least 0 and below 1, as a running mean needs it."""
+    if checks.number(name, value, low=0.0, high=1.0, where=where) == 1:
+        raise ConfigError(f"{name} must be below 1, got {value!r} (conf: {where})")
+
+
+def _as_tuple(settings: object, name: str, where: str) -> tuple[Any, ...]:
+    """Turn the list that JSON or Hydra gives into a tuple, in place; returns it."""
+    value = _value(settings, name)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"{name} must be a list, got {value!r} (conf: {where}.{name})")
+    object.__setattr__(settings, name, tuple(value))
+    return tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
     """Architecture of the target and its NextN layer, in the names of a DeepSeek-V4 ``config.json``.
 
@@ -21,7 +54,7 @@ class ModelSettings:
 
     vocab_size: int = 4096
     hidden_size: int = 256
-    compress_ratios: list[int] = field(default_factory=lambda: [0, 0, 4, 128, 0, 4, 128, 0, 4, 0])
+    compress_ratios: tuple[int, ...] = (0, 0, 4, 128, 0, 4, 128, 0, 4, 0)
     num_attention_heads: int = 4
     head_dim: int = 512
     qk_rope_head_dim: int = 64
@@ -41,8 +74,11 @@ class ModelSettings:
     hc_sinkhorn_iters: int = 4
     yarn_factor: float = 16.0
 
+    def __post_init__(self) -> None:
+        _as_tuple(self, "compress_ratios", f"{WHERE}.model")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataSettings:
     """Where the text comes from and how it is cut.
 
@@ -63,8 +99,12 @@ class DataSettings:
     max_bytes: int = 0
     cache: str = ""
 
+    def __post_init__(self) -> None:
+        _integers(self, "data", ("sequence_tokens",), low=1)
+        _integers(self, "data", ("workers", "max_bytes"), low=0)
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
     """Muon for matrices, AdamW for the rest.
 
@@ -86,12 +126,22 @@ class OptimizerSettings:
     mixing_lr: float = 0.002
     weight_decay: float = 0.1
     momentum: float = 0.95
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: tuple[float, ...] = (0.9, 0.95)
     router_step: float = 0.001
     clip: float = 1.0
 
+    def __post_init__(self) -> None:
+        rates = ("matrix_lr", "embedding_lr", "head_lr", "vector_lr", "mixing_lr")
+        _numbers(self, "optimizer", (*rates, "weight_decay", "router_step", "clip"))
+        _below_one("momentum", self.momentum, f"{WHERE}.optimizer.momentum")
+        betas = _as_tuple(self, "betas", f"{WHERE}.optimizer")
+        if len(betas) != 2:
+            raise ConfigError(f"betas must be two numbers, got {betas!r} (conf: {WHERE}.optimizer.betas)")
+        for beta in betas:
+            _below_one("betas", beta, f"{WHERE}.optimizer.betas")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSettings:
     """Share of the run, by elapsed time (or by steps when ``max_steps`` is set), at which something changes.
 
@@ -107,8 +157,15 @@ class ScheduleSettings:
     sparse_from: float = 0.08
     quantise_from: float = 0.5
 
+    def __post_init__(self) -> None:
+        shares = ("warmup", "decay_from", "final_lr", "sparse_from", "quantise_from")
+        _numbers(self, "schedule", shares, high=1.0)
+        if self.warmup > self.decay_from:
+            where = f"{WHERE}.schedule.warmup"
+            raise ConfigError(f"warmup must be at most decay_from={self.decay_from}, got {self.warmup} (conf: {where})")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSettings:
     """Weights of the losses beside the target's cross entropy.
 
@@ -118,20 +175,30 @@ class ObjectiveSettings:
     indexer         of the KL between attention mass and indexer scores
     """
 
-    nextn_weights: list[float] = field(default_factory=lambda: [0.2, 0.12, 0.08])
+    nextn_weights: tuple[float, ...] = (0.2, 0.12, 0.08)
     distil: float = 0.7
     nextn_final: float = 0.5
     indexer: float = 0.05
 
+    def __post_init__(self) -> None:
+        where = f"{WHERE}.objective.nextn_weights"
+        weights = _as_tuple(self, "nextn_weights", f"{WHERE}.objective")
+        if not weights:
+            raise ConfigError(f"nextn_weights must hold at least one weight, got none (conf: {where})")
+        for weight in weights:
+            checks.number("nextn_weights", weight, low=0.0, where=where)
+        _numbers(self, "objective", ("distil",), high=1.0)
+        _numbers(self, "objective", ("nextn_final", "indexer"))
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerConfig:
     """One training run.
 
     minutes           length of the training loop; data preparation, compilation and evaluation come on top
     max_steps         stop and schedule by steps instead; 0 for by time
     batch_sequences   windows per optimizer step
-    device            cpu or cuda
+    device            cpu, cuda or cuda:N; whether it is there is checked where the run begins
     compute_dtype     of activations and matrix products: bf16 or fp32
     compile           compile blocks and losses
     compile_backend   of torch.compile
@@ -166,7 +233,15 @@ class TrainerConfig:
         checks.number("minutes", self.minutes, low=0.0, where=f"{WHERE}.minutes")
         checks.integer("max_steps", self.max_steps, low=0, where=f"{WHERE}.max_steps")
         checks.positive_int("batch_sequences", self.batch_sequences, where=f"{WHERE}.batch_sequences")
-        checks.positive_int("log_steps", self.log_steps, where=f"{WHERE}.log_steps")
+        for name in ("log_steps", "eval_sequences"):
+            checks.positive_int(name, _value(self, name), where=f"{WHERE}.{name}")
+        for name in ("eval_documents", "seed"):
+            checks.integer(name, _value(self, name), low=0, where=f"{WHERE}.{name}")
+        for name in ("compile", "resume"):
+            checks.flag(name, _value(self, name), where=f"{WHERE}.{name}")
+        checks.number("save_minutes", self.save_minutes, low=0.0, where=f"{WHERE}.save_minutes")
+        if not DEVICES.fullmatch(str(self.device)):
+            raise ConfigError(f"device must be cpu, cuda or cuda:N, got {self.device!r} (conf: {WHERE}.device)")
         checks.one_of("compute_dtype", self.compute_dtype, ("bf16", "fp32"), where=f"{WHERE}.compute_dtype")
         window, length = self.model.sliding_window, self.data.sequence_tokens
         if length < window or length % window:
@@ -174,8 +249,11 @@ class TrainerConfig:
                 f"sequence_tokens must be a multiple of sliding_window={window}, got {length} "
                 f"(conf: {WHERE}.data.sequence_tokens)"
             )
-        if not self.objective.nextn_weights:
-            raise ConfigError(f"nextn_weights must hold at least one weight (conf: {WHERE}.objective.nextn_weights)")
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether a GPU trains."""
+        return self.device != "cpu"
 
     @property
     def backend(self) -> str | None:

@@ -19,6 +19,7 @@ from experiments.training.architecture import Models, build_models, official_con
 from experiments.training.batches import WindowBatches
 from experiments.training.config import TrainerConfig, config_from_dict, config_to_dict
 from experiments.training.data import TokenisedCorpus, load_corpus
+from experiments.training.device import require_device
 from experiments.training.evaluate import Quality, evaluate
 from experiments.training.forward import Trainee
 from experiments.training.objective import Losses, Objective
@@ -50,7 +51,7 @@ class Run:
 
     def __init__(self, config: TrainerConfig, corpus: TokenisedCorpus) -> None:
         self.config, self.corpus = config, corpus
-        if config.device == "cuda":
+        if config.on_cuda:
             torch.set_float32_matmul_precision("high")
         self.raw = official_config(
             config.model, context=config.data.sequence_tokens, bos=corpus.separator, eos=corpus.separator
@@ -88,14 +89,14 @@ class Run:
         self._gradients(stage_at(0.0, self.config.schedule, self.config.objective))
         for parameter in self.models.trained().values():
             parameter.grad = None
-        if self.config.device == "cuda":
-            torch.cuda.synchronize()
+        if self.config.on_cuda:
+            torch.cuda.synchronize(self.config.device)
 
     def _gradients(self, stage: Stage) -> Losses:
         config = self.config
         tokens = self.batches.batch(self.progress.steps)
         bf16 = config.compute_dtype == "bf16"
-        with torch.autocast(config.device, dtype=torch.bfloat16, enabled=bf16):
+        with torch.autocast("cuda" if config.on_cuda else "cpu", dtype=torch.bfloat16, enabled=bf16):
             losses = self.objective.losses(
                 tokens,
                 select_all=torch.tensor(not stage.sparse, device=config.device),
@@ -142,8 +143,10 @@ def train(
 ) -> dict[str, object]:
     """Train, evaluate as stored, and export to ``folder/checkpoint``; returns the result that is also written.
 
-    A run that was interrupted continues from ``folder/state.pt``. ``clock`` gives seconds.
+    A run that was interrupted continues from ``folder/state.pt``. ``clock`` gives seconds. Raises ConfigError for a
+    device that is not there.
     """
+    require_device(config.device)
     folder.mkdir(parents=True, exist_ok=True)
     begin = clock()
     corpus = load_corpus(config.data, Path(config.data.cache or folder / "tokens.npz"), config.seed)
@@ -218,7 +221,7 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
         "progress": progress,
         "unrounded": unrounded.as_dict(),
         "stored": [quality.as_dict() for quality in stored],
-        "device": torch.cuda.get_device_name() if config.device == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(config.device) if config.on_cuda else "cpu",
         "torch": torch.__version__,
     }
     (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

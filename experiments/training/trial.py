@@ -39,7 +39,7 @@ def measure(config: TrainerConfig, corpus: TokenisedCorpus, folder: Path) -> tup
     run.progress.seconds = 60 * config.minutes
     more, rounded_s = _timed(run)
     losses += more
-    on_cuda = config.device == "cuda"
+    on_cuda = config.on_cuda
     row = {
         "batch_sequences": config.batch_sequences,
         "compile": config.compile,
@@ -47,7 +47,7 @@ def measure(config: TrainerConfig, corpus: TokenisedCorpus, folder: Path) -> tup
         "step_ms": round(1000 * step_s, 1),
         "rounded_step_ms": round(1000 * rounded_s, 1),
         "tokens_per_s": round(config.batch_sequences * config.data.sequence_tokens / step_s),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if on_cuda else 0.0,
+        "peak_gib": round(torch.cuda.max_memory_allocated(config.device) / 2**30, 1) if on_cuda else 0.0,
         "losses": [round(value, 3) for value in (*first, *losses)],
     }
     name = f"profile_{config.batch_sequences}_{'compiled' if config.compile else 'eager'}.txt"
@@ -64,7 +64,7 @@ def _timed(run: Run) -> tuple[list[float], float]:
 
 
 def _profile(run: Run) -> str:
-    on_cuda = run.config.device == "cuda"
+    on_cuda = run.config.on_cuda
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU]
     with profile(activities=activities) as record:
         for _ in range(2):
@@ -111,9 +111,9 @@ def _attempt(config: TrainerConfig, corpus: TokenisedCorpus, folder: Path, *, fi
         }
     finally:
         torch._dynamo.reset()
-        if config.device == "cuda":
+        if config.on_cuda:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(config.device)
 
 
 def main(arguments: list[str]) -> None:
