@@ -5,8 +5,9 @@ stride; a document's first window is scored whole, every later one on its second
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,22 @@ class Quality:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def quality_from_dict(raw: Mapping[str, Any]) -> Quality:
+    """A Quality from what ``as_dict`` gave, or from its JSON."""
+    drafts = tuple(DraftQuality(**draft) for draft in raw["drafts"])
+    return Quality(**{**raw, "drafts": drafts, "tokens_per_step": tuple(raw["tokens_per_step"])})
+
+
+def context_limit(stored: Sequence[Quality]) -> int:
+    """The longest window, in steps from the training length up, that predicts no worse than the training length."""
+    limit = stored[0].window_tokens
+    for quality in stored[1:]:
+        if quality.bits_per_byte > stored[0].bits_per_byte:
+            break
+        limit = quality.window_tokens
+    return limit
 
 
 @dataclass(frozen=True, kw_only=True)

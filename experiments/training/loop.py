@@ -6,9 +6,10 @@ Runs without Hydra: ``python -m experiments.training.loop CONFIG.json FOLDER``.
 import json
 import math
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from experiments.training.batches import WindowBatches
 from experiments.training.config import TrainerConfig, config_from_dict, config_to_dict
 from experiments.training.data import TokenisedCorpus, load_corpus
 from experiments.training.device import require_device
-from experiments.training.evaluate import Quality, evaluate
+from experiments.training.evaluate import Quality, context_limit, evaluate
 from experiments.training.forward import Trainee
 from experiments.training.objective import Losses, Objective
 from experiments.training.optimizer import TrainingOptimizer, balance_router
@@ -193,7 +194,7 @@ def run_steps(run: Run, folder: Path, *, clock: Clock, say: Callable[[str], None
 
 
 def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, object]:
-    """Export the masters, load them back as stored, evaluate, write card and result."""
+    """Export the masters, load them back as stored, evaluate, write card and result (with the whole loss curve)."""
     config = run.config
     run.optimizer.publish(rounded=False)
     export.save_state(run.models, folder / export.STATE)
@@ -212,30 +213,36 @@ def finish(run: Run, folder: Path, *, say: Callable[[str], None]) -> dict[str, o
         "tokens": run.progress.steps * config.batch_sequences * config.data.sequence_tokens,
         "minutes": run.progress.seconds / 60,
     }
-    counts = export.parameter_counts(run.models)
-    card.write_card(checkpoint, config, counts=counts, progress=progress, qualities=stored)
     result = {
+        "command": command_line(),
         "config": config_to_dict(config),
-        "parameters": counts,
+        "parameters": export.parameter_counts(run.models),
         "checkpoint_bytes": size,
         "progress": progress,
         "unrounded": unrounded.as_dict(),
         "stored": [quality.as_dict() for quality in stored],
         "device": torch.cuda.get_device_name(config.device) if config.on_cuda else "cpu",
         "torch": torch.__version__,
+        "curve": read_curve(folder),
     }
+    card.write_card(checkpoint, result, source=f"`{RESULT_FILE}` of the run folder")
     (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 
-def context_limit(stored: Sequence[Quality]) -> int:
-    """The longest window, in steps from the training length up, that predicts no worse than the training length."""
-    limit = stored[0].window_tokens
-    for quality in stored[1:]:
-        if quality.bits_per_byte > stored[0].bits_per_byte:
-            break
-        limit = quality.window_tokens
-    return limit
+def command_line() -> str:
+    """The command that started this process, as one would type it."""
+    spec = sys.modules["__main__"].__spec__
+    program = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def read_curve(folder: Path) -> list[dict[str, object]]:
+    """The loss curve of a run; steps that a resumed process took again count once, as taken last."""
+    path = folder / CURVE_FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = {row["step"]: row for row in map(json.loads, lines)}
+    return [rows[step] for step in sorted(rows)]
 
 
 def _evaluate(run: Run, times: int, depth: int) -> Quality:

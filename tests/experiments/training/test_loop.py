@@ -73,6 +73,7 @@ def test_train_leaves_a_checkpoint_card_and_result(trainer_config, tmp_path):
     assert "mtp.0.e_proj.scale" in files.keys and files.config["expert_dtype"] == "fp4"
     assert {"README.md", "tokenizer.json", "config.json"} <= {path.name for path in folder.iterdir()}
     assert "bits per byte" in (folder / "README.md").read_text()
+    assert [row["step"] for row in result["curve"]] == [1, 2] and result["command"]
     assert result["checkpoint_bytes"] > 0 and result["progress"]["steps"] == 2
     windows = [q["window_tokens"] for q in result["stored"]]
     assert windows == [32, 64, 128, 256] and files.config["max_position_embeddings"] in windows
