@@ -14,7 +14,7 @@ from backends.deepseek_v4.cache_groups import (
 )
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.profile import draft_cell_bytes, estimated_pages
-from backends.deepseek_v4.rows.kv_fp8 import Fp8KvRows
+from backends.deepseek_v4.rows.kv_fp8 import Fp8KvCodec
 from specdec.cache.sizing import PoolLimits
 from specdec.errors import ConfigError
 
@@ -34,8 +34,8 @@ def seed_pool(page_size: int, tokens: int) -> CachePool:
 
 
 def test_row_12_cache_helpers():
-    rows = Fp8KvRows(head_dim=512, rope_dim=64, rows_per_page=64)
-    assert (rows.nope_dim, rows.value_bytes, rows.row_bytes) == (448, 576, 584)
+    rows = Fp8KvCodec(head_dim=512, rope_dim=64)
+    assert (rows.nope_dim, rows.value_bytes, rows.value_bytes + rows.scale_bytes) == (448, 576, 584)
     assert v4_layout(4, indexer_dtype="fp8").index_rows.row_bytes == 132
     assert v4_layout(4, indexer_dtype="mxfp4").index_rows.row_bytes == 68
 
@@ -43,7 +43,7 @@ def test_row_12_cache_helpers():
 def test_row_13_attention_layout():
     layout = v4_layout(0, 4, 128)
     assert [kind.ratio for kind in layout.kinds] == [1, 4, 128]
-    rows = Fp8KvRows(head_dim=512, rope_dim=64, rows_per_page=64)
+    rows = Fp8KvCodec(head_dim=512, rope_dim=64)
     assert (rows.value_bytes, rows.scale_bytes, layout.swa_rows.row_bytes) == (576, 8, 584)
     assert layout.swa_cell_bytes() == 585
     assert layout.compressed_cell_bytes(CSA) == 585

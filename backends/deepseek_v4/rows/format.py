@@ -53,6 +53,34 @@ class RowFormat(Protocol):
         """As ``read``, but for slots that are all 0 or more: nothing is masked."""
 
 
+class RowCodec(Protocol):
+    """Bytes of one quantised row; knows nothing of pages.
+
+    width          values of a row (D)
+    value_bytes, scale_bytes
+                   bytes of the two records that a row is stored as
+    page_multiple  a page is padded to a multiple of this many bytes
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def value_bytes(self) -> int: ...
+
+    @property
+    def scale_bytes(self) -> int: ...
+
+    @property
+    def page_multiple(self) -> int: ...
+
+    def encode(self, rows_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value records [X, value_bytes] and scale records [X, scale_bytes], uint8, of floating-point rows."""
+
+    def decode(self, values_XV: torch.Tensor, scales_XS: torch.Tensor) -> torch.Tensor:
+        """Rows [X, D] of both records."""
+
+
 class IndexRowFormat(RowFormat, Protocol):
     """Rows of the indexer's key cache.
 

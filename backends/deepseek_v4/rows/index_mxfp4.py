@@ -1,4 +1,4 @@
-"""Mxfp4IndexRows: the 68-byte indexer key row; knows nothing of scoring.
+"""Mxfp4IndexCodec: the 68-byte indexer key row; knows nothing of scoring.
 
 A row is ``dim`` 4-bit codes, two a byte (even element in the low nibble), and one ue8m0 scale per 32 of
 them. A code is the index of the magnitude in {0, .5, 1, 1.5, 2, 3, 4, 6}, bit 3 is the sign. A page keeps all
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from backends.deepseek_v4.rows.hadamard import rotate
-from backends.deepseek_v4.rows.missing import zero_missing
 from backends.deepseek_v4.rows.scales import (
     E8M0_NAN,
     FP4_MAX,
@@ -20,7 +19,6 @@ from backends.deepseek_v4.rows.scales import (
     power_of_two,
     scale_exponents,
 )
-from backends.deepseek_v4.rows.split_page import SplitPages
 from specdec.errors import ConfigError
 
 BLOCK = 32
@@ -47,14 +45,13 @@ def fp4_values(codes_X: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mxfp4IndexRows:
+class Mxfp4IndexCodec:
     """Indexer keys of ``dim`` values as MXFP4.
 
     Raises ConfigError unless dim is a power of two of at least 32.
     """
 
     dim: int
-    rows_per_page: int
 
     def __post_init__(self) -> None:
         if self.dim < BLOCK or self.dim & (self.dim - 1):
@@ -68,24 +65,16 @@ class Mxfp4IndexRows:
         return self.dim
 
     @property
-    def row_bytes(self) -> int:
-        return self.dim // 2 + self.dim // BLOCK
+    def value_bytes(self) -> int:
+        return self.dim // 2
 
     @property
-    def page_bytes(self) -> int:
-        return self.row_bytes * self.rows_per_page
+    def scale_bytes(self) -> int:
+        return self.dim // BLOCK
 
-    def _pages(self) -> SplitPages:
-        return SplitPages(
-            rows_per_page=self.rows_per_page,
-            value_bytes=self.dim // 2,
-            scale_bytes=self.dim // BLOCK,
-            page_bytes=self.page_bytes,
-        )
-
-    def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
-        """Zeros, uint8 [num_pages, page_bytes]."""
-        return self._pages().allocate(num_pages, device)
+    @property
+    def page_multiple(self) -> int:
+        return 1
 
     def encode(self, rows_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate and quantise: packed codes [X, dim / 2] and scale bytes [X, dim / 32] (uint8).
@@ -103,23 +92,3 @@ class Mxfp4IndexRows:
         codes = torch.stack([values_XV & 15, values_XV >> 4], dim=-1).flatten(-2)
         blocks = fp4_values(codes).unflatten(-1, (-1, BLOCK))
         return (blocks * e8m0_values(scales_XS).unsqueeze(-1)).flatten(-2)
-
-    def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Rotate, quantise and store keys in place; negative slots land in the last row of page 0."""
-        self._pages().store(buffer, slots_T, *self.encode(rows_TD))
-
-    def put(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """As ``write``; slots must be 0 or more."""
-        self.write(buffer, slots_T, rows_TD)
-
-    def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
-        """Rotated keys [X, dim] in fp32; zeros for negative slots."""
-        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
-
-    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
-        """Rotated keys [X, dim] in fp32; slots must be 0 or more."""
-        return self.decode(*self._pages().load(buffer, slots_X))
-
-    def prepare_query(self, queries_XD: torch.Tensor) -> torch.Tensor:
-        """Queries rotated, quantised and dequantised like the keys, fp32 [X, dim]."""
-        return self.decode(*self.encode(queries_XD))

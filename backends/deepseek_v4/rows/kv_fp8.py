@@ -1,4 +1,4 @@
-"""Fp8KvRows: the 584-byte K/V row of FlashMLA; knows nothing of which layer it serves.
+"""Fp8KvCodec: the 584-byte K/V row of FlashMLA; knows nothing of which layer it serves.
 
 A row of head dim 512 is 448 fp8 e4m3 values in 7 blocks of 64, 64 rotated bf16 values, 7 ue8m0 block scales
 and one zero byte. A page keeps its 576-byte value records first and its 8-byte scale records after them, and
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from backends.deepseek_v4.rows.missing import zero_missing
 from backends.deepseek_v4.rows.scales import (
     FP8_MAX,
     block_amax,
@@ -22,8 +21,6 @@ from backends.deepseek_v4.rows.scales import (
     scale_exponents,
     to_fp8,
 )
-from backends.deepseek_v4.rows.split_page import SplitPages
-from specdec.cache.spec import ceil_div
 from specdec.errors import ConfigError
 
 BLOCK = 64
@@ -31,7 +28,7 @@ AMAX_FLOOR = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fp8KvRows:
+class Fp8KvCodec:
     """K/V rows of ``head_dim`` values, the last ``rope_dim`` of them kept as bf16.
 
     Raises ConfigError when the quantised part is empty or not a multiple of 64.
@@ -39,7 +36,6 @@ class Fp8KvRows:
 
     head_dim: int
     rope_dim: int
-    rows_per_page: int
 
     def __post_init__(self) -> None:
         if self.nope_dim <= 0 or self.nope_dim % BLOCK:
@@ -67,27 +63,15 @@ class Fp8KvRows:
         return self.nope_dim // BLOCK + 1
 
     @property
-    def row_bytes(self) -> int:
-        return self.value_bytes + self.scale_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        return ceil_div(self.rows_per_page * self.row_bytes, self.value_bytes) * self.value_bytes
-
-    def _pages(self) -> SplitPages:
-        return SplitPages(
-            rows_per_page=self.rows_per_page,
-            value_bytes=self.value_bytes,
-            scale_bytes=self.scale_bytes,
-            page_bytes=self.page_bytes,
-        )
-
-    def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
-        """Zeros, uint8 [num_pages, page_bytes]."""
-        return self._pages().allocate(num_pages, device)
+    def page_multiple(self) -> int:
+        """A page is a whole number of value records."""
+        return self.value_bytes
 
     def encode(self, rows_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Value records [X, value_bytes] and scale records [X, scale_bytes] (uint8) of rotated rows.
+
+        The two kinds of row differ only in what the caller rotates: a sliding-window row is rotated in fp32 after it
+        was rounded to the activation type, a compressed row is rotated in fp32 without any rounding before.
 
         Everything is rounded to bf16 before a block's maximum is taken. NaN stays NaN in its own element; an
         infinity, or a magnitude that rounds up to 2^128, reads back as infinity.
@@ -106,24 +90,3 @@ class Fp8KvRows:
         blocks = codes.view(torch.float8_e4m3fn).to(torch.float32).unflatten(-1, (-1, BLOCK))
         nope = (blocks * e8m0_values(scales_XS[..., :-1]).unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
         return torch.cat([nope, rope.contiguous().view(torch.bfloat16)], dim=-1)
-
-    def write(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """Quantise and store rows in place; negative slots land in the last row of page 0.
-
-        ``rows_TD`` are already rotated. The two kinds of row differ only in what the caller rotates:
-        a sliding-window row is rotated in fp32 after it was rounded to the activation type, a compressed row
-        is rotated in fp32 without any rounding before. Both are rounded to bf16 here, once.
-        """
-        self._pages().store(buffer, slots_T, *self.encode(rows_TD))
-
-    def put(self, buffer: torch.Tensor, slots_T: torch.Tensor, rows_TD: torch.Tensor) -> None:
-        """As ``write``; slots must be 0 or more."""
-        self.write(buffer, slots_T, rows_TD)
-
-    def read(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
-        """Rows [X, head_dim] in bf16; zeros for negative slots."""
-        return zero_missing(self.take(buffer, slots_X.clamp(min=0)), slots_X)
-
-    def take(self, buffer: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
-        """Rows [X, head_dim] in bf16; slots must be 0 or more."""
-        return self.decode(*self._pages().load(buffer, slots_X))

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.deepseek_v4.rows.hadamard import rotate
-from backends.deepseek_v4.rows.index_fp8 import Fp8IndexRows
-from backends.deepseek_v4.rows.index_mxfp4 import Mxfp4IndexRows, fp4_codes, fp4_values
+from backends.deepseek_v4.rows.index_fp8 import Fp8IndexCodec
+from backends.deepseek_v4.rows.index_mxfp4 import Mxfp4IndexCodec, fp4_codes, fp4_values
+from backends.deepseek_v4.rows.split_page import SplitIndexRows
 from specdec.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -19,12 +20,15 @@ MIDPOINTS = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
 NAN = float("nan")
 
 
-def fp8_rows(rows_per_page: int = 64) -> Fp8IndexRows:
-    return Fp8IndexRows(dim=128, rows_per_page=rows_per_page)
+FP8, MXFP4 = Fp8IndexCodec(dim=128), Mxfp4IndexCodec(dim=128)
 
 
-def mxfp4_rows(rows_per_page: int = 64) -> Mxfp4IndexRows:
-    return Mxfp4IndexRows(dim=128, rows_per_page=rows_per_page)
+def fp8_rows(rows_per_page: int = 64) -> SplitIndexRows:
+    return SplitIndexRows(codec=FP8, rows_per_page=rows_per_page)
+
+
+def mxfp4_rows(rows_per_page: int = 64) -> SplitIndexRows:
+    return SplitIndexRows(codec=MXFP4, rows_per_page=rows_per_page)
 
 
 BOTH = pytest.mark.parametrize("fmt", [fp8_rows(), mxfp4_rows(), fp8_rows(3), mxfp4_rows(3)])
@@ -71,13 +75,13 @@ def test_sizes_are_those_of_the_originals():
 @pytest.mark.parametrize("dim", [0, 16, 48, 96])
 def test_mxfp4_dims_that_cannot_be_blocked_are_refused(dim):
     with pytest.raises(ConfigError, match="power of two of at least 32"):
-        Mxfp4IndexRows(dim=dim, rows_per_page=64)
+        Mxfp4IndexCodec(dim=dim)
 
 
 @pytest.mark.parametrize("dim", [0, 64, 192])
 def test_fp8_dims_that_cannot_be_blocked_are_refused(dim):
     with pytest.raises(ConfigError, match="power of two of at least 128"):
-        Fp8IndexRows(dim=dim, rows_per_page=64)
+        Fp8IndexCodec(dim=dim)
 
 
 def test_fp4_values_of_all_codes():
@@ -97,16 +101,16 @@ def test_fp4_midpoints_keep_the_lower_code_and_zero_has_no_sign():
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(-100, 100), min_size=128, max_size=128))
 def test_mxfp4_bytes_equal_a_scalar_writer(row):
-    values, scales = mxfp4_rows().encode(torch.tensor([row]).float())
+    values, scales = MXFP4.encode(torch.tensor([row]).float())
     assert (bytes(values[0].tolist()), bytes(scales[0].tolist())) == scalar_mxfp4(row)
 
 
 @pytest.mark.parametrize("row", [[0] * 128, [1] + [0] * 127, [6] * 128, [-7, 7] * 64])
 def test_bytes_of_special_rows(row):
     rows = torch.tensor([row]).float()
-    values, scales = mxfp4_rows().encode(rows)
+    values, scales = MXFP4.encode(rows)
     assert (bytes(values[0].tolist()), bytes(scales[0].tolist())) == scalar_mxfp4(row)
-    codes, fp8_scale = fp8_rows().encode(rows)
+    codes, fp8_scale = FP8.encode(rows)
     assert bytes(fp8_scale[0].tolist()) == scalar_fp8_scale(row)
     want = torch.tensor(scalar_rotated(row)) / struct.unpack("<f", scalar_fp8_scale(row))[0]
     assert torch.equal(codes[0], want.to(torch.float8_e4m3fn).view(torch.uint8))
@@ -114,8 +118,8 @@ def test_bytes_of_special_rows(row):
 
 def test_scale_floors():
     tiny = torch.full((1, 128), 1e-30)
-    assert mxfp4_rows().encode(tiny)[1].unique().tolist() == [127 - 15]
-    assert fp8_rows().encode(tiny)[1].contiguous().view(torch.float32).tolist() == [[2.0**-33]]
+    assert MXFP4.encode(tiny)[1].unique().tolist() == [127 - 15]
+    assert FP8.encode(tiny)[1].contiguous().view(torch.float32).tolist() == [[2.0**-33]]
 
 
 @pytest.mark.parametrize("rows_per_page", [1, 5, 64])
@@ -138,7 +142,7 @@ def test_fp8_bytes_lie_at_the_documented_addresses():
     buffer = fmt.allocate(2, CPU)
     row = list(range(-64, 64))
     fmt.write(buffer, torch.tensor([6]), torch.tensor([row]).float())
-    codes, scale = fmt.encode(torch.tensor([row]).float())
+    codes, scale = FP8.encode(torch.tensor([row]).float())
     assert torch.equal(buffer[1, 2 * 128 : 3 * 128], codes[0])
     assert bytes(buffer[1, 4 * 128 + 8 : 4 * 128 + 12].tolist()) == scalar_fp8_scale(row)
     assert torch.equal(buffer[1, 4 * 128 + 8 : 4 * 128 + 12], scale[0])
@@ -153,7 +157,7 @@ def test_read_returns_the_rotated_quantised_key(fmt):
     got = fmt.read(buffer, slots.view(2, 3))
     assert torch.equal(got, fmt.prepare_query(keys).view(2, 3, 128))
     scale = rotate(keys).float().abs().amax(-1, keepdim=True)
-    bound = 2**-4 if isinstance(fmt, Fp8IndexRows) else 0.25
+    bound = 2**-4 if fmt.codec is FP8 else 0.25
     assert ((got.view(6, 128) - rotate(keys).float()).abs() <= bound * scale).all()
 
 
@@ -208,7 +212,7 @@ def test_strided_inputs(fmt, nan_empty):
 
 def test_query_scales_pack_into_one_int32_per_head():
     queries = torch.randn(3, 8, 128)
-    values, scales = mxfp4_rows().encode(queries)
+    values, scales = MXFP4.encode(queries)
     assert values.shape == (3, 8, 64) and values.dtype == torch.uint8
     packed = scales.contiguous().view(torch.int32)
     assert packed.shape == (3, 8, 1)

@@ -8,15 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.deepseek_v4.rows.kv_fp8 import Fp8KvRows
+from backends.deepseek_v4.rows.kv_fp8 import Fp8KvCodec
+from backends.deepseek_v4.rows.split_page import SplitRows
 from specdec.errors import ConfigError
 
 CPU = torch.device("cpu")
 NAN = float("nan")
 
 
-def v4_rows(rows_per_page: int = 64) -> Fp8KvRows:
-    return Fp8KvRows(head_dim=512, rope_dim=64, rows_per_page=rows_per_page)
+V4 = Fp8KvCodec(head_dim=512, rope_dim=64)
+
+
+def v4_rows(rows_per_page: int = 64) -> SplitRows:
+    return SplitRows(codec=V4, rows_per_page=rows_per_page)
 
 
 def fp8_value(code: int) -> float:
@@ -76,19 +80,19 @@ def hostile_rows() -> torch.Tensor:
 def test_sizes_are_those_of_flash_mla():
     assert [v4_rows().row_bytes, v4_rows().page_bytes, v4_rows(2).page_bytes] == [584, 37440, 1728]
     assert v4_rows(1).page_bytes == 1152 and v4_rows(61).page_bytes % 576 == 0
-    small = Fp8KvRows(head_dim=128, rope_dim=64, rows_per_page=4)
+    small = SplitRows(codec=Fp8KvCodec(head_dim=128, rope_dim=64), rows_per_page=4)
     assert [small.row_bytes, small.page_bytes] == [64 + 128 + 2, 960]
 
 
 @pytest.mark.parametrize("head_dim, rope_dim", [(64, 64), (512, 48), (32, 64), (100, 64)])
 def test_dims_that_cannot_be_blocked_are_refused(head_dim, rope_dim):
     with pytest.raises(ConfigError, match="multiple of 64"):
-        Fp8KvRows(head_dim=head_dim, rope_dim=rope_dim, rows_per_page=64)
+        Fp8KvCodec(head_dim=head_dim, rope_dim=rope_dim)
 
 
 def test_bytes_equal_a_scalar_writer_on_hostile_values():
-    fmt, rows = v4_rows(), hostile_rows()
-    values, scales = fmt.encode(rows)
+    rows = hostile_rows()
+    values, scales = V4.encode(rows)
     for i, row in enumerate(rows.tolist()):
         want_values, want_scales = scalar_record(row)
         assert bytes(values[i].tolist()) == want_values, f"values of row {i}"
@@ -104,7 +108,7 @@ def test_bytes_equal_a_scalar_writer_on_any_finite_values(values, place):
     row = torch.zeros(512)
     for i, value in enumerate(values):
         row[(place + 61 * i) % 512] = max(-1e37, min(1e37, value))
-    got_values, got_scales = v4_rows().encode(row.unsqueeze(0))
+    got_values, got_scales = V4.encode(row.unsqueeze(0))
     assert (bytes(got_values[0].tolist()), bytes(got_scales[0].tolist())) == scalar_record(row.tolist())
 
 
@@ -112,23 +116,23 @@ def test_block_scale_is_exact_just_above_a_power():
     """fp32 log2 gives 2^0 for an amax of 448 and a bit; the value would be clamped."""
     row = torch.zeros(1, 512)
     row[0, 0] = 450.0
-    _, scales = v4_rows().encode(row)
+    _, scales = V4.encode(row)
     assert scales[0, 0] == 128
     row[0, 0] = 448.0
-    assert v4_rows().encode(row)[1][0, 0] == 127
+    assert V4.encode(row)[1][0, 0] == 127
 
 
 def test_amax_is_taken_after_rounding_to_bf16():
     row = torch.zeros(1, 512)
     row[0, 0] = 448.9  # rounds down to 448 in bf16, so the block fits 2^0
     row[0, 64] = 449.1  # rounds up to 450
-    assert v4_rows().encode(row)[1][0, :2].tolist() == [127, 128]
+    assert V4.encode(row)[1][0, :2].tolist() == [127, 128]
 
 
 def test_amax_floor_gives_one_exponent_to_all_small_blocks():
     rows = torch.zeros(3, 512)
     rows[1], rows[2] = 1e-30, 0.9e-4
-    assert v4_rows().encode(rows)[1][:, :7].unique().tolist() == [127 - 22]
+    assert V4.encode(rows)[1][:, :7].unique().tolist() == [127 - 22]
 
 
 @pytest.mark.parametrize("rows_per_page", [1, 2, 61, 64])
@@ -164,8 +168,7 @@ def test_round_trip_is_exact_for_representable_values():
 
 def test_round_trip_error_is_half_a_step_of_the_block():
     rows = torch.randn(20, 512) * torch.logspace(-3, 3, 20).unsqueeze(1)
-    fmt = v4_rows()
-    got = fmt.decode(*fmt.encode(rows)).float()
+    got = V4.decode(*V4.encode(rows)).float()
     block_max = rows[:, :448].unflatten(1, (7, 64)).abs().amax(-1, keepdim=True)
     error = (got - rows)[:, :448].unflatten(1, (7, 64)).abs()
     assert (error <= block_max * (2**-4 + 2**-8)).all()
@@ -187,8 +190,7 @@ def test_negative_slots_write_nothing_outside_page_zero_and_read_as_zero():
 def test_nan_and_infinity_come_back_as_such():
     row = torch.ones(1, 512)
     row[0, 3], row[0, 70], row[0, 500] = NAN, float("-inf"), NAN
-    fmt = v4_rows()
-    got = fmt.decode(*fmt.encode(row))[0]
+    got = V4.decode(*V4.encode(row))[0]
     assert got.isnan().nonzero().flatten().tolist() == [3, 500]
     assert got[70] == float("-inf")
     assert got[:3].tolist() == [1.0] * 3
@@ -216,7 +218,7 @@ def test_empty_batches_are_fine():
 
 def test_sliding_and_compressed_rows_differ_only_by_the_rounding_before_rotation():
     """A compressed row is rotated unrounded: its rope bytes are those of the fp32 rotation."""
-    fmt, angle = v4_rows(), torch.tensor(0.7)
+    angle = torch.tensor(0.7)
     row = torch.randn(1, 512)
 
     def rotated(values: torch.Tensor) -> torch.Tensor:
@@ -224,8 +226,8 @@ def test_sliding_and_compressed_rows_differ_only_by_the_rounding_before_rotation
         turned = [even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()]
         return torch.cat([values[:, :448], torch.stack(turned, -1).flatten(1)], dim=1)
 
-    sliding, _ = fmt.encode(rotated(row.bfloat16().float()).bfloat16())
-    compressed, _ = fmt.encode(rotated(row))
+    sliding, _ = V4.encode(rotated(row.bfloat16().float()).bfloat16())
+    compressed, _ = V4.encode(rotated(row))
     assert torch.equal(sliding[:, :448], compressed[:, :448])
     assert torch.equal(compressed[:, 448:], rotated(row)[:, 448:].bfloat16().contiguous().view(torch.uint8))
     assert not torch.equal(sliding[:, 448:], compressed[:, 448:])
