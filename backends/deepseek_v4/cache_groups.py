@@ -10,6 +10,7 @@ from enum import Enum
 
 import torch
 
+from backends.deepseek_v4.config import ALLOWED_RATIOS, CSA_RATIO, HCA_RATIO, WINDOW_ONLY_RATIO
 from backends.deepseek_v4.rows.choose import PLAIN_DTYPES, index_rows, kv_rows, state_rows
 from backends.deepseek_v4.rows.format import IndexRowFormat, RowFormat
 from specdec.cache.spec import CacheGroupSpec, Family, Retention, ceil_div
@@ -25,7 +26,9 @@ COMPRESSED_PAGE_TOKENS = 256
 
 
 class AttentionKind(Enum):
-    """What a layer attends besides itself; the value is its compression ratio.
+    """What a layer attends besides itself; the value is the raw tokens per cached row.
+
+    A checkpoint's ratio of a window-only layer is 0 (``config.WINDOW_ONLY_RATIO``) or 1; both are SWA.
 
     SWA  the sliding window only
     CSA  the window and the compressed rows that the indexer selects
@@ -33,18 +36,18 @@ class AttentionKind(Enum):
     """
 
     SWA = 1
-    CSA = 4
-    HCA = 128
+    CSA = CSA_RATIO
+    HCA = HCA_RATIO
 
     @classmethod
     def of(cls, compress_ratio: int) -> "AttentionKind":
         """The kind that a checkpoint's ratio means; 0 and 1 both mean no compression."""
-        if compress_ratio == 0:
+        if compress_ratio == WINDOW_ONLY_RATIO:
             return cls.SWA
         for kind in cls:
             if kind.value == compress_ratio:
                 return kind
-        raise ConfigError(f"Unsupported DeepSeek-V4 compress_ratio={compress_ratio}: allowed are 0, 1, 4 and 128")
+        raise ConfigError(f"Unsupported DeepSeek-V4 compress_ratio={compress_ratio}: allowed are {ALLOWED_RATIOS}")
 
     @property
     def ratio(self) -> int:
