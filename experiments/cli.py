@@ -7,6 +7,7 @@ from importlib import import_module
 
 COMMANDS = {
     "run": ("experiments.run", "decode a workload with speculation and without, and compare"),
+    "certify": ("experiments.certify", "is a verifier with a drafter exact? else the smallest counterexample"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
 }
 

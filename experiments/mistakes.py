@@ -11,7 +11,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from experiments.schemas import SCHEMAS, Allowed, RunSchema
+from experiments.schemas import ROOTS, SCHEMAS, Allowed, RunSchema
 from specdec.errors import ConfigError
 
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
@@ -32,8 +32,9 @@ def explain(error: HydraException | OmegaConfBaseException) -> ConfigError:
 
 
 def check(config: DictConfig) -> None:
-    """Raise ConfigError for the first missing, unknown or disallowed value of a composed run configuration."""
-    for name in (spec.name for spec in fields(RunSchema)):
+    """Raise ConfigError for the first missing, unknown or disallowed value of a composed configuration."""
+    root = OmegaConf.get_type(config)
+    for name in (spec.name for spec in fields(root if root in ROOTS else RunSchema)):
         if OmegaConf.is_missing(config, name):
             raise ConfigError(f"{name} must be set: choose an option of the group, such as {name}=NAME")
     for key, value, spec in settings_of(config):
@@ -43,7 +44,7 @@ def check(config: DictConfig) -> None:
 def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:
     """Every value that a schema describes: full key, value, and the schema's field."""
     kind = OmegaConf.get_type(config)
-    specs = {spec.name: spec for spec in fields(kind)} if kind in {RunSchema, *SCHEMAS.values()} else {}
+    specs = {spec.name: spec for spec in fields(kind)} if kind in {*ROOTS, *SCHEMAS.values()} else {}
     for name in config if specs else ():
         if name not in specs and (prefix or name != "hydra"):
             raise ConfigError(_unknown_key(f"{prefix}{name}", kind))
@@ -101,7 +102,7 @@ def _field_of(schema: Any, name: str) -> Field | None:
 
 def _known_keys() -> set[str]:
     keys = {f"{group}.{spec.name}" for (group, _), schema in SCHEMAS.items() for spec in fields(schema)}
-    return keys | {spec.name for spec in fields(RunSchema)} | {"experiment", "sweep", "launcher"}
+    return keys | {spec.name for root in ROOTS for spec in fields(root)} | {"experiment", "sweep", "launcher"}
 
 
 def _unknown_key(full_key: str, schema: Any) -> str:

@@ -14,6 +14,7 @@ from omegaconf import MISSING, OmegaConf
 # The drafter of a run without speculation: what a baseline is made with and recognised by.
 PLAIN_DRAFTER = "drafters.none.NoneConfig"
 MAX_DRAFT_TOKENS = 31
+MAX_CERTIFIED = 5
 MAX_THREADS = 1024
 """More than any machine has cores; torch starts as many as it is told, until the process cannot start another."""
 CACHE_DTYPES = ("fp32", "bf16", "fp8")
@@ -131,8 +132,8 @@ class TypicalSchema:
     """Settings of typical acceptance, a lossy rule."""
 
     _target_: str = "specdec.rule_verifiers.TypicalVerifierConfig"
-    epsilon: float = setting(0.3, low=0, high=1)
-    delta: float = setting(0.09, low=0, high=1)
+    epsilon: float = setting(0.09, low=0, high=1)
+    delta: float = setting(0.3, low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +221,16 @@ class RunSchema:
     shard: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CertifySchema:
+    """Root of ``experiments.certify``."""
+
+    drafter: Any = MISSING
+    verifier: Any = MISSING
+    suite: bool = False
+    tokens: int = setting(4, low=3, high=MAX_CERTIFIED)
+
+
 SCHEMAS: dict[tuple[str, str], type] = {
     ("target", "target"): TargetSchema,
     ("drafter", "none"): NoneSchema,
@@ -236,6 +247,8 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("engine", "engine"): EngineSchema,
     ("logger", "jsonl"): JsonlSchema,
 }
+
+ROOTS = (RunSchema, CertifySchema)
 
 
 def editable(schema: type) -> Any:

@@ -50,8 +50,8 @@ class BlockVerifierConfig:
 class TypicalVerifierConfig:
     """Typical acceptance: a token needs a probability of at least min(epsilon, delta * exp(-entropy)), both 0..1."""
 
-    epsilon: float = 0.3
-    delta: float = 0.09
+    epsilon: float = 0.09
+    delta: float = 0.3
 
     def __post_init__(self) -> None:
         number("epsilon", self.epsilon, low=0.0, high=1.0, where="verifier.epsilon")

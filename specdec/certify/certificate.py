@@ -1,0 +1,166 @@
+"""The certificate of a verifier with a drafter, or of all that ships: exact, or the smallest counterexample."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from specdec.api import Coupling, DrafterConfig, Verifier
+from specdec.certify.chain import ChainGame
+from specdec.certify.drafter import DrafterSource
+from specdec.certify.drafts import Past, TableDrafts
+from specdec.certify.findings import Finding
+from specdec.certify.judges import judge_by_coupling, tie_to_rule
+from specdec.certify.mutants import Mutant, all_mutants
+from specdec.certify.tables import BIGRAM, IID, PAIRS, Pair, argmax_table
+from specdec.certify.tree import BUSHY, CHAIN, KINDS, THREE_SIBLINGS, TWO_SIBLINGS, TreeGame
+from specdec.errors import UnsupportedError
+from specdec.rules.chain import BlockRule, TokenRatioRule
+from specdec.verifiers import RuleVerifier
+
+LEAST_TOKENS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """What was judged.
+
+    findings  one a setting, in the order in which they were judged
+    notes     what else was checked, and what stood in for what
+    """
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return all(finding.exact for finding in self.findings)
+
+    @property
+    def counterexample(self) -> Finding | None:
+        """The finding with the shortest prefix; None if everything is exact."""
+        wrong = [finding for finding in self.findings if finding.counterexample is not None]
+        return min(wrong, key=lambda finding: len(finding.counterexample.prefix), default=None)
+
+    @property
+    def num_cases(self) -> int:
+        return sum(finding.num_cases for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [*(str(finding) for finding in self.findings), *self.notes]
+        worst = self.counterexample
+        if worst is None:
+            lines.append(f"exact: {len(self.findings)} settings, {self.num_cases} outcomes in rational arithmetic")
+        else:
+            lines.append(f"not exact: {worst.subject}: {worst.setting}: {worst.counterexample}")
+        return "\n".join(lines)
+
+
+def certify(
+    verifier: Verifier, drafter: DrafterConfig, *, num_tokens: int = 4, pairs: Sequence[Pair] = PAIRS
+) -> Certificate:
+    """Judge a verifier with a drafter over the joint law of the first ``num_tokens`` tokens, at least 3.
+
+    A verifier made of a rule is judged with the drafter's own proposals, as it draws and reports them. One whose
+    output is the target's own choice (greedy, or noise shared by position) is judged by that, for every draft.
+
+    Raises UnsupportedError, naming it, for a verifier or a drafter that cannot be enumerated, and UntiedError for a
+    verifier that does not do what its rule says.
+    """
+    assert num_tokens >= LEAST_TOKENS, "fewer tokens leave out rounds after rounds"
+    if isinstance(verifier, RuleVerifier):
+        return _certify_rule(verifier, drafter, num_tokens, pairs)
+    if verifier.coupling is Coupling.INDEPENDENT:
+        raise UnsupportedError(
+            f"verifier {verifier.name} draws by a rule that cannot be read: make it a specdec.verifiers.RuleVerifier"
+        )
+    note = "judged by its coupling: the output is the target's own choice whatever any drafter proposes"
+    return Certificate(findings=(judge_by_coupling(verifier),), notes=(note,))
+
+
+def _certify_rule(
+    verifier: RuleVerifier, drafter: DrafterConfig, num_tokens: int, pairs: Sequence[Pair]
+) -> Certificate:
+    most = min(drafter.num_draft_tokens, num_tokens - 1)
+    findings = []
+    for pair in pairs:
+        source = DrafterSource(drafter, pair.draft, most=most)
+        game = ChainGame(target=pair.target, source=source, rule=verifier.rule, num_tokens=num_tokens)
+        subject = f"verifier {verifier.name}, drafter {source.name}"
+        findings.append(game.finding(subject, f"{pair.name}, drafts of up to {most}"))
+    findings.append(judge_by_coupling(verifier, all_greedy=True))
+    notes = [f"judge() does what its rule says in {tie_to_rule(verifier, pairs)} cases with given uniforms"]
+    if drafter.needs.draft_backend:
+        notes.append("a table stood in for the draft model")
+    return Certificate(findings=tuple(findings), notes=tuple(notes))
+
+
+def shorter_after_rejection(past: Past, most: int) -> int:
+    """A policy for draft lengths: one token after a round that rejected some."""
+    return most if not past or past[-1][0] == past[-1][1] else 1
+
+
+def average_of_past(past: Past, most: int) -> int:
+    """A policy for draft lengths: one more than was accepted on average in the newest rounds."""
+    return min(most, 1 + sum(accepted for _, accepted in past) // len(past)) if past else most
+
+
+def exact_rules() -> Iterator[Finding]:
+    """Every exact rule: chains with sampled and argmax drafts, adaptive lengths, siblings and trees."""
+    for rule, name in ((TokenRatioRule(), "token ratio test"), (BlockRule(), "block verification")):
+        for pair in PAIRS:
+            for how, source in _sources(pair):
+                game = ChainGame(target=pair.target, source=source, rule=rule)
+                yield game.finding(name, f"{pair.name}, {how}")
+    for name, (draw, sibling_rule) in KINDS.items():
+        for pair, shapes in ((IID, (TWO_SIBLINGS, THREE_SIBLINGS)), (BIGRAM, (CHAIN, TWO_SIBLINGS, BUSHY))):
+            for parents in shapes:
+                tree = TreeGame(target=pair.target, draft=pair.draft, parents=parents, draw=draw, rule=sibling_rule)
+                yield tree.finding(name, f"{pair.name}, tree of parents {list(parents)}")
+
+
+def _sources(pair: Pair) -> Iterator[tuple[str, TableDrafts]]:
+    sampled = TableDrafts(drawn=pair.draft, reported=pair.draft, most=3)
+    for most in (1, 2, 3):
+        yield f"{most} sampled drafts", replace(sampled, most=most)
+    yield "3 argmax drafts as point masses", TableDrafts(drawn=argmax_table(pair.draft), reported=None, most=3)
+    yield "3 sampled drafts as point masses", TableDrafts(drawn=pair.draft, reported=None, most=3)
+    for policy in (shorter_after_rejection, average_of_past):
+        name = policy.__name__.replace("_", " ")
+        yield f"up to 3 sampled drafts, {name}", replace(sampled, policy=policy)
+    yield "sampled drafts while the draft is sure", replace(sampled, confidence=Fraction(2, 5))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteResult:
+    """The default set.
+
+    certificate  of all exact rules, verifiers and drafters
+    mutants      wrong rules with what was found of each
+    """
+
+    certificate: Certificate
+    mutants: tuple[tuple[Mutant, Finding], ...]
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Names of wrong rules that no counterexample was found for."""
+        return tuple(mutant.name for mutant, finding in self.mutants if finding.exact)
+
+    @property
+    def holds(self) -> bool:
+        """Whether no exact rule is faulted and no wrong one is missed."""
+        return self.certificate.exact and not self.missed
+
+
+def certify_all(verifiers: Sequence[Verifier], drafters: Sequence[DrafterConfig]) -> SuiteResult:
+    """Judge every exact rule, every verifier with every drafter over 3 tokens, and every wrong rule."""
+    findings, notes = list(exact_rules()), []
+    for verifier in verifiers:
+        for drafter in drafters if isinstance(verifier, RuleVerifier) else drafters[:1]:
+            certificate = certify(verifier, drafter, num_tokens=LEAST_TOKENS)
+            findings += certificate.findings
+            notes += [f"verifier {verifier.name}: {note}" for note in certificate.notes]
+    return SuiteResult(
+        certificate=Certificate(findings=tuple(dict.fromkeys(findings)), notes=tuple(dict.fromkeys(notes))),
+        mutants=tuple((mutant, mutant.finding()) for mutant in all_mutants()),
+    )
