@@ -1,6 +1,5 @@
 """The environment of a run: versions, device, code and inputs; what must agree before two runs are compared."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -18,8 +17,12 @@ NOT_COMPARED = ("git_commit",)
 
 
 def use_threads(threads: int | None) -> int:
-    """Let torch use this many threads, or as many as the process has cores; returns the number."""
-    count = threads or len(os.sched_getaffinity(0))
+    """Let torch use this many threads, by default one; returns the number.
+
+    A pass of a few tokens is many small products: a second thread makes them slower (by a quarter for a verify pass
+    of four on a quiet machine with two cores), and tenfold slower when the other core is busy.
+    """
+    count = threads or 1
     torch.set_num_threads(count)
     return count
 

@@ -194,7 +194,7 @@ class EngineSchema:
     batch_invariant: bool = False
     fixed_rows: int = setting(8, low=1)
     graphs: bool | None = None
-    repeats: int = setting(3, low=1)
+    repeats: int = setting(1, low=1)
     threads: int | None = setting(None, low=1, high=MAX_THREADS)
 
 

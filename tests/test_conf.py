@@ -79,7 +79,7 @@ def test_defaults_are_the_documented_ones() -> None:
     expected = {"temperature": 0.8, "seed": 0, "max_new_tokens": 128, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
     assert {key: config.sampling[key] for key in expected} == expected
     assert (config.workload.name, config.workload.limit) == ("builtin", 12)
-    assert (config.engine.max_batch, config.engine.prefill_chunk, config.engine.repeats) == (1, 512, 3)
+    assert (config.engine.max_batch, config.engine.prefill_chunk, config.engine.repeats) == (1, 512, 1)
     assert (config.baseline, config.require_lossless, config.shard) == ("auto", False, None)
     assert composed(["workload=file", "workload.path=x"]).workload.limit is None
 

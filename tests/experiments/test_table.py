@@ -53,5 +53,5 @@ def test_help_lists_every_option_and_key_with_what_is_allowed() -> None:
         if path.parent.name != "trainer":
             assert f"{path.parent.name}={path.stem}" in text
     assert "drafter=nextn*" in text
-    assert "engine.repeats=3" in text and "an integer, at least 1" in text
+    assert "engine.repeats=1" in text and "an integer, at least 1" in text
     assert "require_lossless=false" in text
