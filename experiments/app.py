@@ -268,8 +268,9 @@ def _complain(error: SpecDecError, code: int = EXIT_MISTAKE) -> int:
 
 def _parse(arguments: list[str]) -> Namespace:
     """Hydra's own flags and the overrides; raises ConfigError for a flag that Hydra does not have."""
-    args, unknown = get_args_parser().parse_known_args(arguments)
-    flags = [word for word in [*unknown, *args.overrides] if word.startswith("-")]
+    args, rest = get_args_parser().parse_known_args(arguments)
+    args.overrides += rest  # argparse takes the words before the first flag and leaves those after it
+    flags = [word for word in args.overrides if word.startswith("-")]
     if flags:
         raise ConfigError(f"unknown flag {flags[0]}: settings are KEY=VALUE; --help lists them")
     return args

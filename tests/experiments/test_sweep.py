@@ -74,6 +74,13 @@ def test_sweep_shares_a_baseline_and_counts_plain_decoding_once(run_here: Comman
     assert len(list((tmp_path / "multirun" / "adhoc" / "baselines").iterdir())) == 1
 
 
+@pytest.mark.parametrize("before", [2, 5])
+def test_flag_may_stand_among_or_behind_the_settings(run_here: Command, tmp_path: Path, before: int) -> None:
+    settings = [*SWEEP[1:], "drafter=none,ngram"]
+    assert run_here(*settings[:before], "-m", *settings[before:]) == 0
+    assert len(jobs_of(tmp_path / "multirun" / "adhoc")) == 2
+
+
 def test_finished_jobs_are_skipped_and_interrupted_ones_run_again(
     run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
