@@ -85,6 +85,10 @@ class App:
             return _complain(error)
         except (HydraException, OmegaConfBaseException) as error:
             return _complain(mistakes.explain(error))
+        except OSError as error:
+            # A full disk or a folder that cannot be written; the traceback of a job is in its status.json.
+            told = SpecDecError(f"a file cannot be used: {error} (conf: hydra.run.dir, of a sweep hydra.sweep.dir)")
+            return _complain(told, EXIT_FAILED)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return EXIT_INTERRUPTED

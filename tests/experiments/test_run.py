@@ -186,6 +186,16 @@ def test_without_a_baseline_losslessness_is_unknown_and_may_be_required(
     assert status_of(tmp_path / "two") is Status.FAILED
 
 
+def test_folder_that_cannot_be_written_is_one_line(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    assert run_here(*TOY, "hydra.run.dir=taken/run") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "taken" in error and "hydra.run.dir" in error
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
