@@ -1,6 +1,7 @@
 """From configuration to live objects: the only file that puts target, drafter, verifier and engine together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from inspect import signature
@@ -14,9 +15,11 @@ from experiments.workloads import Row, Workload
 from specdec.api import DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
-from specdec.errors import ConfigError, UnsupportedError, WorkloadError
+from specdec.errors import CapacityError, ConfigError, UnsupportedError, WorkloadError
 from specdec.sampling_params import SamplingParams
 
+# Torch on the CPU raises a plain RuntimeError, which only these words tell from others.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "out of memory")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Config = Mapping[str, Any]
 Reference = tuple[tuple[int, ...], tuple[int, ...]]
@@ -152,18 +155,29 @@ def load_target(config: Config) -> LoadedTarget:
     """Load the target of a configuration; raises SpecDecError."""
     node = config["target"]
     load = locate(node["_target_"], "target._target_")
-    return load(
-        TargetRequest(
-            folder=folder_of(node["checkpoint"]),
-            cache_dtype=node["cache_dtype"],
-            indexer_dtype=indexer_dtype_of(config),
-            device=device_of(config),
-            dtype=dtype_of(config),
-            batch_invariant=config["engine"]["batch_invariant"],
-            fixed_rows=config["engine"]["fixed_rows"],
-            params=node["params"],
-        )
+    request = TargetRequest(
+        folder=folder_of(node["checkpoint"]),
+        cache_dtype=node["cache_dtype"],
+        indexer_dtype=indexer_dtype_of(config),
+        device=device_of(config),
+        dtype=dtype_of(config),
+        batch_invariant=config["engine"]["batch_invariant"],
+        fixed_rows=config["engine"]["fixed_rows"],
+        params=node["params"],
     )
+    with fitting_into_memory("weights that config.json describes", conf="target.checkpoint, engine.dtype"):
+        return load(request)
+
+
+@contextmanager
+def fitting_into_memory(what: str, *, conf: str) -> Iterator[None]:
+    """Turn torch's failure to allocate ``what`` into a CapacityError that names the keys ``conf``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise CapacityError(f"the {what} do not fit into memory (conf: {conf})") from None
 
 
 class EngineMaker:
@@ -180,7 +194,9 @@ class EngineMaker:
             num_draft_tokens=drafter.num_draft_tokens,
             draft_groups=[spec.group_id for spec in self._draft_groups],
         )
-        self._served = loaded.serve(plan.num_pages, max_context=self.max_context, max_batch=config.max_batch)
+        what = f"caches of {config.max_batch} requests of {self.max_context} tokens"
+        with fitting_into_memory(what, conf="engine.max_batch, engine.max_context, engine.num_pages"):
+            self._served = loaded.serve(plan.num_pages, max_context=self.max_context, max_batch=config.max_batch)
 
     def __call__(self) -> Engine:
         """A fresh engine with a fresh drafter."""

@@ -196,6 +196,15 @@ def test_folder_that_cannot_be_written_is_one_line(
     assert "taken" in error and "hydra.run.dir" in error
 
 
+def test_caches_beyond_the_memory_are_refused_in_one_line(
+    run_here: Command, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(f"target.checkpoint={checkpoint}", "+experiment=smoke", "engine.max_batch=1000000000000") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "do not fit into memory" in error and "engine.max_batch" in error
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
