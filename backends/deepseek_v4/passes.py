@@ -25,7 +25,7 @@ class PassConfig:
     batch_invariant: bool = False
     fixed_rows: int = 8
     query_block: int = 128
-    few_rows: int = 8
+    few_rows: int = 128
 
     def __post_init__(self) -> None:
         positive_int("max_context", self.max_context, where="engine.max_context")

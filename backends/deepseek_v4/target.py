@@ -10,6 +10,7 @@ import torch
 
 from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
 from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
+from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.moe import ExpertPath
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
@@ -33,9 +34,10 @@ class DeepseekV4Target:
         self.pool = pool
         self.passes = passes
         self.backend = DeepseekV4AttentionBackend(plan_spec(model.config, pool.layout, passes), pool, passes)
-        self._few_rows = None
+        self._few_rows, self._head = None, None
         if passes.few_rows and supports(model):
             self._few_rows = FewRowsBlocks(model.layers, model.config, constant_shapes=passes.batch_invariant)
+            self._head = product_of([model.head.weight], half=not passes.batch_invariant)
         self.vocab_size = model.config.vocab_size
         self.max_context = passes.max_context
         self.device = pool.device
@@ -139,9 +141,13 @@ class DeepseekV4Target:
 
     def _logits(self, streams_TSD: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
         """Logits float32 [R, V] of the packed tokens ``rows``."""
-        if len(rows) == len(streams_TSD):
-            return self.model.logits(streams_TSD)
-        index_R = torch.tensor(rows, dtype=torch.int64, device=streams_TSD.device)
-        if self.passes.batch_invariant:
-            return self.model.logits(streams_TSD).index_select(0, index_R)
-        return self.model.logits(streams_TSD.index_select(0, index_R))
+        num_tokens = len(streams_TSD)
+        is_part = len(rows) < num_tokens
+        index_R = torch.tensor(rows, dtype=torch.int64, device=streams_TSD.device) if is_part else None
+        if is_part and not self.passes.batch_invariant:
+            streams_TSD, is_part = streams_TSD.index_select(0, index_R), False
+        if self._few_rows is not None and len(streams_TSD) <= self.passes.few_rows:
+            logits_TV = self._head(self.model.hidden(streams_TSD))
+        else:
+            logits_TV = self.model.logits(streams_TSD)
+        return logits_TV.index_select(0, index_R) if is_part else logits_TV

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
-from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
+from backends.deepseek_v4.few_rows.block import supports
 from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.graph_state import GraphBuffers, GraphState, GraphStateInputs
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
@@ -22,6 +22,7 @@ from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.target import DeepseekV4Target
 from backends.nextn.config import NextNBackendConfig
+from backends.nextn.few_rows import FewRowsNextN
 from backends.nextn.model import NextNModel
 from backends.nextn.plan import StepBuffers, plan_step
 from specdec.api import CacheGroupSpec, DraftInput, GroupTable
@@ -82,9 +83,7 @@ class NextNBackend:
         )
         self._embed, self._head = embed, head
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
-        self._few_rows = None
-        if config.few_rows and supports(model):
-            self._few_rows = FewRowsBlocks((model.layer,), model.config, constant_shapes=False)
+        self._few_rows = FewRowsNextN(model, embed, head) if config.few_rows and supports(model) else None
         self._eager = self._step_buffers(config.max_batch)
         self._captured: StepBuffers | None = None
         self._graphs: GraphState | None = None
@@ -184,7 +183,7 @@ class NextNBackend:
         draft = self._opened()
         own_BSD = draft.streams_BSD
         own_BSD.copy_(self._run(draft.plan, own_BSD, tokens_B))
-        return self.model.logits(own_BSD, self._head)
+        return self._logits(own_BSD)
 
     @property
     def step_plan(self) -> ForwardPlan:
@@ -215,20 +214,22 @@ class NextNBackend:
 
     def _first_logits(self, streams_TSD: torch.Tensor, newest_B: torch.Tensor) -> torch.Tensor:
         """Logits [B, V] of the newest rows, whose streams become the draft's own."""
-        own_BSD = self._opened().streams_BSD.copy_(streams_TSD.index_select(0, newest_B))
-        return self.model.logits(own_BSD, self._head)
+        return self._logits(self._opened().streams_BSD.copy_(streams_TSD.index_select(0, newest_B)))
+
+    def _logits(self, own_BSD: torch.Tensor) -> torch.Tensor:
+        if self._few_rows is None or len(own_BSD) > self.config.few_rows:
+            return self.model.logits(own_BSD, self._head)
+        return self._few_rows.logits(own_BSD)
 
     def _run(self, plan: ForwardPlan, streams_TSD: torch.Tensor, tokens_T: torch.Tensor) -> torch.Tensor:
         """Own streams [T, S, D] of previous streams and the tokens that follow them."""
         with torch.inference_mode():
             ropes = pass_ropes(plan, self.model.window_rotary, None)
             paged = PagedPass.of(plan, self.pool, ropes, self.spec)
-            embeddings_TD = self._embed(tokens_T)
-            if self._few_rows is None or plan.num_tokens > self.config.few_rows:
-                attend = partial(paged.attention, 0)
-                return self.model(streams_TSD, embeddings_TD, plan.positions_T, tokens_T, attend)
-            streams_TSD = self.model.combine(streams_TSD, embeddings_TD, plan.positions_T)
-            return self._few_rows.runner(paged, tokens_T)(0, streams_TSD)
+            if self._few_rows is not None and plan.num_tokens <= self.config.few_rows:
+                return self._few_rows(paged, streams_TSD, tokens_T)
+            attend = partial(paged.attention, 0)
+            return self.model(streams_TSD, self._embed(tokens_T), plan.positions_T, tokens_T, attend)
 
 
 def newest_rows(query_starts_B1: torch.Tensor, num_committed_B: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ class NextNBackendConfig:
 
     max_batch: int = 1
     query_block: int = 128
-    few_rows: int = 8
+    few_rows: int = 128
 
     def __post_init__(self) -> None:
         positive_int("max_batch", self.max_batch, where="engine.max_batch")
