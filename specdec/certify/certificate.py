@@ -67,17 +67,31 @@ def certify(
     verifier that does not do what its rule says.
     """
     assert num_tokens >= LEAST_TOKENS, "fewer tokens leave out rounds after rounds"
+    by_verifier = _certify_verifier(verifier, pairs)
+    if not isinstance(verifier, RuleVerifier):
+        return by_verifier
+    with_drafter = _certify_drafter(verifier, drafter, num_tokens, pairs)
+    return Certificate(
+        findings=with_drafter.findings + by_verifier.findings, notes=with_drafter.notes + by_verifier.notes
+    )
+
+
+def _certify_verifier(verifier: Verifier, pairs: Sequence[Pair]) -> Certificate:
+    """What does not depend on the drafter."""
     if isinstance(verifier, RuleVerifier):
-        return _certify_rule(verifier, drafter, num_tokens, pairs)
+        note = f"judge() does what its rule says in {tie_to_rule(verifier, pairs)} cases with given uniforms"
+        return Certificate(
+            findings=(judge_by_coupling(verifier, all_greedy=True),), notes=(f"verifier {verifier.name}: {note}",)
+        )
     if verifier.coupling is Coupling.INDEPENDENT:
         raise UnsupportedError(
             f"verifier {verifier.name} draws by a rule that cannot be read: make it a specdec.verifiers.RuleVerifier"
         )
     note = "judged by its coupling: the output is the target's own choice whatever any drafter proposes"
-    return Certificate(findings=(judge_by_coupling(verifier),), notes=(note,))
+    return Certificate(findings=(judge_by_coupling(verifier),), notes=(f"verifier {verifier.name}: {note}",))
 
 
-def _certify_rule(
+def _certify_drafter(
     verifier: RuleVerifier, drafter: DrafterConfig, num_tokens: int, pairs: Sequence[Pair]
 ) -> Certificate:
     most = min(drafter.num_draft_tokens, num_tokens - 1)
@@ -87,11 +101,8 @@ def _certify_rule(
         game = ChainGame(target=pair.target, source=source, rule=verifier.rule, num_tokens=num_tokens)
         subject = f"verifier {verifier.name}, drafter {source.name}"
         findings.append(game.finding(subject, f"{pair.name}, drafts of up to {most}"))
-    findings.append(judge_by_coupling(verifier, all_greedy=True))
-    notes = [f"judge() does what its rule says in {tie_to_rule(verifier, pairs)} cases with given uniforms"]
-    if drafter.needs.draft_backend:
-        notes.append("a table stood in for the draft model")
-    return Certificate(findings=tuple(findings), notes=tuple(notes))
+    stand_in = f"drafter {type(drafter).__name__}: a table stood in for the draft model"
+    return Certificate(findings=tuple(findings), notes=(stand_in,) if drafter.needs.draft_backend else ())
 
 
 def shorter_after_rejection(past: Past, most: int) -> int:
@@ -156,11 +167,13 @@ def certify_all(verifiers: Sequence[Verifier], drafters: Sequence[DrafterConfig]
     """Judge every exact rule, every verifier with every drafter over 3 tokens, and every wrong rule."""
     findings, notes = list(exact_rules()), []
     for verifier in verifiers:
-        for drafter in drafters if isinstance(verifier, RuleVerifier) else drafters[:1]:
-            certificate = certify(verifier, drafter, num_tokens=LEAST_TOKENS)
+        certificates = [_certify_verifier(verifier, PAIRS)]
+        if isinstance(verifier, RuleVerifier):
+            certificates += [_certify_drafter(verifier, drafter, LEAST_TOKENS, PAIRS) for drafter in drafters]
+        for certificate in certificates:
             findings += certificate.findings
-            notes += [f"verifier {verifier.name}: {note}" for note in certificate.notes]
+            notes += certificate.notes
     return SuiteResult(
-        certificate=Certificate(findings=tuple(dict.fromkeys(findings)), notes=tuple(dict.fromkeys(notes))),
+        certificate=Certificate(findings=tuple(findings), notes=tuple(dict.fromkeys(notes))),
         mutants=tuple((mutant, mutant.finding()) for mutant in all_mutants()),
     )

@@ -36,7 +36,7 @@ class Chance:
                 )
         self._made.append((turn, options))
         if len(options) > 1:
-            self.weight *= weights[options[turn]] / sum(weights)
+            self.weight = self.weight * weights[options[turn]] / sum(weights)
         return options[turn]
 
     def toss(self, chance: Number) -> bool:

@@ -10,7 +10,8 @@ from specdec.certify.chance import Number
 
 Law = tuple[Number, ...]
 
-LARGEST_DENOMINATOR = 1000
+# Of the laws of these tables; larger ones come near every number.
+LARGEST_DENOMINATOR = 100
 ROUNDING = 1e-6
 
 

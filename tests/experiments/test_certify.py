@@ -1,0 +1,94 @@
+"""The certificate on the command line: exact, lossy, refused, all that ships, and a sweep."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments import certify
+
+Certify = Callable[..., int]
+
+
+@pytest.fixture
+def certify_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
+    """``experiments.certify`` with these overrides, in an empty folder; returns the exit code."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *overrides: certify.main(overrides)
+
+
+def only_result() -> dict:
+    (path,) = Path("outputs").rglob(certify.RESULT_FILE)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("verifier", ["greedy", "gumbel", "rejection", "block"])
+def test_exact_pair(verifier: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
+    assert certify_here(f"verifier={verifier}", "drafter=nextn", "tokens=3") == 0
+    assert "\nexact: " in capsys.readouterr().out
+    assert only_result()["exact"] is True
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "oracle", "none"])
+def test_drafters_without_a_model(drafter: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
+    assert certify_here("verifier=block", f"drafter={drafter}") == 0
+    assert "stood in" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verifier", ["typical", "threshold"])
+def test_lossy_pair_ends_with_its_counterexample(
+    verifier: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_here(f"verifier={verifier}", "drafter=nextn", "tokens=3") == 1
+    said = capsys.readouterr()
+    assert f"verifier {verifier} says that it is lossy" in said.out
+    assert said.err.startswith("error: not exact: ") and said.err.count("\n") == 1
+    assert "the target's law is (1/2, 1/3, 1/6)" in said.err and "total variation" in said.err
+    assert only_result()["exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("tokens=2", "tokens must be an integer, 3 to 5, got 2"),
+        ("verifier=blok", "nearest: block"),
+        ("tokenz=3", "unknown key tokenz; nearest: tokens"),
+        ("drafter=custom", "drafter._target_ must be set"),
+        ("verifier.nothing=1", "unknown key verifier.nothing"),
+        ("verifier=threshold verifier.threshold=2", "verifier.threshold must be a number, 0 to 1, got 2.0"),
+    ],
+)
+def test_mistake_is_one_line(
+    override: str, said: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_here(*override.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.process_time()
+    assert certify_here() == 0
+    assert time.process_time() - start < 10
+    lines = capsys.readouterr().out.splitlines()
+    assert "every exact rule is exact; 32 of 32 wrong rules were found" in lines
+    assert sum(line.startswith("wrong rule: ") for line in lines) == 32
+    for covered in (
+        "block verification",
+        "deterministic siblings",
+        "average of past",
+        "tree of parents",
+        "verifier gumbel",
+    ):
+        assert any(covered in line and line.endswith("exact") for line in lines)
+
+
+def test_sweep_reports_the_pairs_that_are_not_exact(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("-m", "verifier=block,threshold", "drafter=ngram", "tokens=3")
+    assert certify_here(*overrides) == 1
+    error = capsys.readouterr().err
+    assert "1 jobs did not finish" in error and "verifier=threshold" in error and "not exact" in error
+    assert certify_here(*overrides) == 1
+    assert "1 of 2 jobs need not run" in capsys.readouterr().err
