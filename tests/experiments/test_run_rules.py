@@ -1,0 +1,40 @@
+"""Runs with the further rules: what they say of losslessness, and what ``require_lossless`` refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = ("target=toy", "drafter=nextn", "workload.limit=1", "sampling.max_new_tokens=8", "engine.repeats=1")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "lossless", "how"),
+    [
+        ("block", True, "rule"),
+        ("typical", False, "the verifier typical is lossy"),
+        ("threshold", False, "the verifier threshold is lossy"),
+    ],
+)
+def test_summary_says_whether_the_rule_is_lossless(
+    verifier: str, lossless: bool, how: str, run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*SMALL, f"verifier={verifier}") == 0
+    (path,) = [path for path in Path("outputs").rglob("summary.json") if path.parent.name != "baseline"]
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    assert (summary["lossless"], summary["lossless_how"]) == (lossless, how)
+    assert how in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verifier", ["typical", "threshold"])
+def test_require_lossless_refuses_a_lossy_rule_before_anything_runs(
+    verifier: str, run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*SMALL, f"verifier={verifier}", "require_lossless=true") == 2
+    assert f"the verifier {verifier} is lossy" in capsys.readouterr().err
+    assert not Path("outputs").exists()
+
+
+def test_require_lossless_takes_an_exact_rule(run_here: Callable[..., int]) -> None:
+    assert run_here(*SMALL, "verifier=block", "require_lossless=true") == 0
