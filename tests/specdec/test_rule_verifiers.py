@@ -132,6 +132,36 @@ def test_draft_noise_of_a_round_does_not_depend_on_what_shares_the_batch() -> No
     assert torch.cat([draft.tokens_B for draft in alone]).equal(together.tokens_B)
 
 
+@pytest.mark.parametrize("config", [BlockVerifierConfig(), RejectionVerifierConfig()])
+def test_rounds_with_real_noise_follow_the_targets_law(config) -> None:
+    """Two tokens of many requests; with draft noise that a later round repeats, block verification is far off."""
+    num_requests, target, draft = 40_000, torch.tensor([1 / 2, 1 / 3, 1 / 6]), torch.tensor([1 / 4, 1 / 4, 1 / 2])
+    known = [[0] for _ in range(num_requests)]
+    params = SamplingParams(temperature=1.0)
+    requests = [
+        SamplingRequest(params=params, stream=b * b, tokens=known[b], num_prompt=1) for b in range(num_requests)
+    ]
+    sampling = BatchSampling(requests, noise=VocabularyNoise(3), coupling=Coupling.INDEPENDENT)
+    logits_BNV = target.log().expand(num_requests, 3, 3)
+    while min(map(len, known)) < 3:
+        positions_B = torch.tensor([len(tokens) for tokens in known])
+        drafts = [sampling.draw(draft.log().expand(num_requests, 3), positions_B + k) for k in range(2)]
+        proposal = Proposal(
+            tokens_BK=torch.stack([d.tokens_B for d in drafts], 1),
+            num_drafted_B=torch.full((num_requests,), 2),
+            probs_BKV=torch.stack([d.probs_BV for d in drafts], 1),
+        )
+        verdict = config.build().judge(logits_BNV, proposal, sampling, positions_B)
+        lines = zip(known, verdict.tokens_BN.tolist(), verdict.num_accepted_B.tolist(), strict=True)
+        for tokens, emitted, accepted in lines:
+            tokens.extend(emitted[: accepted + 1])
+    outputs = torch.tensor([tokens[1:3] for tokens in known])
+    counts = torch.bincount(outputs @ torch.tensor([3, 1]), minlength=9)
+    wanted = num_requests * torch.outer(target, target).flatten()
+    chi2 = ((counts - wanted) ** 2 / wanted).sum()
+    assert chi2 < 28  # five standard deviations above the 8 degrees of freedom
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("drafter", [NgramConfig(num_draft_tokens=3), NextnConfig(num_draft_tokens=3)])
 def test_greedy_requests_of_a_mixed_batch_are_decoded_as_without_a_draft(config, drafter: DrafterConfig) -> None:
