@@ -7,18 +7,24 @@ scheduler and reads nothing back from the device.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import INDEX_STATE_GROUP, SWA_GROUP, AttentionKind, state_group
-from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.indexer import Indexer, select_topk
 from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, PlanSpec, Reach, Segment
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.rope import Rope, Rotary
 from backends.deepseek_v4.rows.missing import writable_slots
 from backends.deepseek_v4.segments import AttentionInput, attend_segments
+
+
+class Pooling(Protocol):
+    """What closes windows of state rows; see ``Compressor.pool``."""
+
+    def pool(self, rows: torch.Tensor, valid: torch.Tensor, rope: Rope) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +92,7 @@ class PagedPass:
         selections: tuple[torch.Tensor | None, ...] = ()
         if attention.indexer is not None:
             indexer = attention.indexer
-            self.store_index_states(layer, indexer, indexer.compressor.state_rows(x_TD, positions_T))
+            self.store_index_states(layer, indexer.compressor, indexer.compressor.state_rows(x_TD, positions_T))
             if self.selects:
                 q_TJD, weights_TJ = indexer.query(latent_TL, rope), indexer.weights(x_TD)
                 selections = self.select(layer, indexer, q_TJD, weights_TJ)
@@ -97,7 +103,7 @@ class PagedPass:
         """Write the tokens' rotated keys."""
         self.pool.swa_rows.put(self.pool.swa(layer), self.write_slots[SWA_GROUP], keys_TD)
 
-    def store_states(self, layer: int, compressor: Compressor, states_TD: torch.Tensor) -> None:
+    def store_states(self, layer: int, pooling: Pooling, states_TD: torch.Tensor) -> None:
         """Write the tokens' state rows and the compressed rows that they close."""
         plan, pool = self.plan, self.pool
         kind, rows, states = pool.kind(layer), pool.state_rows(layer), pool.state(layer)
@@ -105,10 +111,10 @@ class PagedPass:
         boundaries = plan.boundaries.get(kind)
         if boundaries is not None:
             windows_XWD = rows.take(states, boundaries.window_slots_XW)
-            closed_XD = compressor.pool(windows_XWD, boundaries.window_valid_XW, self.ropes.entries[kind])
+            closed_XD = pooling.pool(windows_XWD, boundaries.window_valid_XW, self.ropes.entries[kind])
             pool.compressed_rows(layer).write(pool.compressed(layer), boundaries.write_slots_X, closed_XD)
 
-    def store_index_states(self, layer: int, indexer: Indexer, states_TD: torch.Tensor) -> None:
+    def store_index_states(self, layer: int, pooling: Pooling, states_TD: torch.Tensor) -> None:
         """Write the tokens' rows of indexer state and the keys that they close."""
         plan, pool = self.plan, self.pool
         rows, states = pool.index_state_rows(layer), pool.index_state(layer)
@@ -117,7 +123,7 @@ class PagedPass:
         if boundaries is not None:
             slots_XW, valid_XW = _index_windows(boundaries)
             entries = self.ropes.entries[AttentionKind.CSA]
-            closed_XD = indexer.compressor.pool(rows.take(states, slots_XW), valid_XW, entries)
+            closed_XD = pooling.pool(rows.take(states, slots_XW), valid_XW, entries)
             pool.index_rows(layer).write(pool.index_keys(layer), boundaries.write_slots_X, closed_XD)
 
     def select(

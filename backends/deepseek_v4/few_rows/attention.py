@@ -12,6 +12,7 @@ import torch
 from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.compressor import Compressor
+from backends.deepseek_v4.few_rows.compression import FewRowsCompressor
 from backends.deepseek_v4.few_rows.norms import RowNorm
 from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.paged import PagedPass
@@ -53,15 +54,17 @@ class FewRowsAttention:
     def __init__(self, attention: Attention, *, half: bool) -> None:
         """``half`` allows weights in half precision; see ``product_of``."""
         self._num_heads, self._dim = attention.num_heads, attention.head_dim
-        self._compressor, self._indexer, self._scale = attention.compressor, attention.indexer, attention.scale
+        self._compressor, self._indexer, self._scale = None, attention.indexer, attention.scale
         self._sinks = attention.attn_sink.detach().float()
         inputs = [attention.wq_a.weight, attention.wkv.weight]
         if attention.compressor is not None:
             inputs += [attention.compressor.wkv.weight, attention.compressor.wgate.weight]
+            self._compressor = FewRowsCompressor(attention.compressor)
             self._ape = _state_bias(attention.compressor)
         if attention.indexer is not None:
             inner = attention.indexer.compressor
             inputs += [inner.wkv.weight, inner.wgate.weight, attention.indexer.weights_proj.weight]
+            self._index_compressor = FewRowsCompressor(inner)
             self._index_ape = _state_bias(inner)
             self._index_queries = product_of([attention.indexer.wq_b.weight], half=half)
         self._inputs, self._input_sizes = product_of(inputs, half=half), _sizes(attention)
@@ -80,21 +83,27 @@ class FewRowsAttention:
         joined = torch.cat([self._queries(latent_TL), key_TD], dim=1)
         rows_THD = turn(self._head_norm(joined.view(num_tokens, heads + 1, self._dim)), turns.heads)
         paged.store_keys(layer, rows_THD.select(1, heads))
-        selections: tuple[torch.Tensor | None, ...] = ()
         if self._compressor is not None:
             phases_T = turns.phases[paged.pool.kind(layer)]
             paged.store_states(layer, self._compressor, states[0].add_(self._ape.index_select(0, phases_T)))
+        selections: tuple[torch.Tensor | None, ...] = ()
         if self._indexer is not None:
-            paged.store_index_states(layer, self._indexer, states[1].add_(self._index_ape.index_select(0, phases_T)))
+            states_TD = states[1].add_(self._index_ape.index_select(0, phases_T))
+            paged.store_index_states(layer, self._index_compressor, states_TD)
             if paged.selects:
-                indexer = self._indexer
-                q_TJD = self._index_queries(latent_TL).view(num_tokens, indexer.num_heads, indexer.head_dim)
-                weights_TJ = states[2].mul_(indexer.scale)
-                selections = paged.select(layer, indexer, turn(q_TJD, turns.index), weights_TJ)
+                selections = self._select(layer, latent_TL, states[2], paged, turns)
         q_THD = rows_THD[:, :heads].contiguous()
         o_THD = turn(paged.attend(layer, q_THD, self._sinks, self._scale, selections), turns.back)
         grouped = o_THD.view(num_tokens, len(self._lows), -1).unbind(1)
         return self._out(torch.cat([low(part) for low, part in zip(self._lows, grouped, strict=True)], dim=1))
+
+    def _select(
+        self, layer: int, latent_TL: torch.Tensor, weights_TJ: torch.Tensor, paged: PagedPass, turns: Turns
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The compressed rows that the indexer selects; see ``PagedPass.select``."""
+        indexer = self._indexer
+        q_TJD = self._index_queries(latent_TL).view(-1, indexer.num_heads, indexer.head_dim)
+        return paged.select(layer, indexer, turn(q_TJD, turns.index), weights_TJ.mul_(indexer.scale))
 
 
 def _head_weights(attention: Attention) -> torch.Tensor:

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from backends.deepseek_v4.config import DeepseekV4Config
+from backends.deepseek_v4.compressor import Compressor
+from backends.deepseek_v4.config import CSA_RATIO, HCA_RATIO, DeepseekV4Config
 from backends.deepseek_v4.few_rows.block import supports
+from backends.deepseek_v4.few_rows.compression import FewRowsCompressor
 from backends.deepseek_v4.few_rows.experts import FewRowsExperts
 from backends.deepseek_v4.few_rows.mixing import HostMixing, mix_out
 from backends.deepseek_v4.few_rows.norms import RowNorm
@@ -17,6 +19,7 @@ from backends.deepseek_v4.moe import MixtureOfExperts
 from backends.deepseek_v4.norms import rms_norm
 from backends.deepseek_v4.ops.sinkhorn import reference, scalar
 from backends.deepseek_v4.ops.sinkhorn.batched import BatchedSinkhorn
+from backends.deepseek_v4.rope import Rotary
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -99,6 +102,21 @@ def test_equal_router_scores_choose_the_lowest_expert(small_config):
     fused = FewRowsExperts(ffn, all_experts=False, half=True)
     with torch.no_grad():
         torch.testing.assert_close(fused(x_TD, [0, 0]), ffn(x_TD, torch.zeros(2, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize(("ratio", "num_windows"), [(CSA_RATIO, 1), (CSA_RATIO, 3), (HCA_RATIO, 1), (HCA_RATIO, 2)])
+@pytest.mark.parametrize("all_valid", [True, False])
+def test_pooling_of_few_windows_equals_the_compressor(small_config, ratio, num_windows, all_valid):
+    compressor = Compressor(small_config, ratio, small_config.head_dim)
+    torch.nn.init.normal_(compressor.norm.weight)
+    rope = Rotary(small_config.compress_rope)(torch.arange(num_windows) * ratio)
+    rows = torch.randn(num_windows, compressor.window, compressor.state_width)
+    valid = torch.ones(num_windows, compressor.window, dtype=torch.bool)
+    if not all_valid:
+        valid[0, : ratio // 2], rows[0, : ratio // 2] = False, float("nan")
+    with torch.no_grad():
+        got = FewRowsCompressor(compressor).pool(rows, valid, rope)
+        torch.testing.assert_close(got, compressor.pool(rows, valid, rope), atol=2e-6, rtol=1e-5)
 
 
 def test_row_norm_equals_rms_norm():
