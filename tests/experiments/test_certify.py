@@ -24,16 +24,16 @@ def only_result() -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("verifier", ["greedy", "gumbel", "rejection", "block"])
+@pytest.mark.parametrize("verifier", ["gumbel", "block"])
 def test_exact_pair(verifier: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
     assert certify_here(f"verifier={verifier}", "drafter=nextn", "tokens=3") == 0
     assert "\nexact: " in capsys.readouterr().out
     assert only_result()["exact"] is True
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "oracle", "none"])
+@pytest.mark.parametrize("drafter", ["ngram", "oracle"])
 def test_drafters_without_a_model(drafter: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
-    assert certify_here("verifier=block", f"drafter={drafter}") == 0
+    assert certify_here("verifier=block", f"drafter={drafter}", "tokens=3") == 0
     assert "stood in" not in capsys.readouterr().out
 
 

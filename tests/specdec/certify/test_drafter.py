@@ -14,7 +14,7 @@ from specdec.api import Coupling, DrafterNeeds, DraftInput, DraftSetup, Proposal
 from specdec.certify import certify
 from specdec.certify.certificate import LEAST_TOKENS
 from specdec.certify.chain import ROOT
-from specdec.certify.tables import IID
+from specdec.certify.tables import BIGRAM, IID
 from specdec.errors import UnsupportedError
 from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
 from specdec.testing import ForcedVerifier
@@ -34,7 +34,7 @@ DRAFTERS = (
 @pytest.mark.parametrize("verifier", [RejectionVerifier(), BlockVerifier()], ids=lambda verifier: verifier.name)
 @pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: type(drafter).__name__)
 def test_drafters_that_ship_are_exact(verifier, drafter) -> None:
-    certificate = certify(verifier, drafter, num_tokens=4)
+    certificate = certify(verifier, drafter, num_tokens=4, pairs=(BIGRAM,))
     assert certificate.exact, str(certificate)
     assert str(certificate).splitlines()[-1].startswith("exact: ")
     assert ("stood in for the draft model" in str(certificate)) == drafter.needs.draft_backend

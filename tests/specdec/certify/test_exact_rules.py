@@ -40,7 +40,7 @@ TABLES = st.lists(LAWS, min_size=3, max_size=3).map(tuple).map(Table)
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(target=TABLES, draft=TABLES, most=st.integers(1, 2))
 def test_exact_rule_is_exact_for_any_tables(rule: ChainRule, target: Table, draft: Table, most: int) -> None:
     source = TableDrafts(drawn=draft, reported=draft, most=most)
@@ -48,7 +48,7 @@ def test_exact_rule_is_exact_for_any_tables(rule: ChainRule, target: Table, draf
     assert finding.exact, str(finding)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(target=TABLES, draft=TABLES)
 def test_block_verification_accepts_at_least_as_many_tokens(target: Table, draft: Table) -> None:
     source = TableDrafts(drawn=draft, reported=draft, most=2)
@@ -82,7 +82,7 @@ def test_trees_are_exact_in_any_node_order(kind: str, parents: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(target=TABLES, draft=TABLES)
 def test_sibling_rules_are_exact_for_any_tables(kind: str, target: Table, draft: Table) -> None:
     draw, rule = KINDS[kind]
