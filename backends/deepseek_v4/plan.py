@@ -16,6 +16,7 @@ from backends.deepseek_v4.cache_groups import (
     compressed_group,
     state_group,
 )
+from backends.deepseek_v4.ops.range_slots import entry_slots, history_slots, range_slots
 from backends.deepseek_v4.plan_types import (
     EAGER,
     PAD_POSITION,
@@ -27,7 +28,6 @@ from backends.deepseek_v4.plan_types import (
     Reach,
     Segment,
 )
-from backends.deepseek_v4.slots import entry_slots, history_slots, range_slots
 from backends.deepseek_v4.spans import Span, plan_spans
 from specdec.api import GroupTable, Tables
 from specdec.cache.spec import PAD_SLOT, ceil_div
@@ -251,7 +251,7 @@ def _own_columns(seen_GMk: torch.Tensor) -> torch.Tensor:
 
 def _bias(seen_GMK: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Additive mask [G, Q, K]; one row for all heads when a group has one query."""
-    bias_GMK = torch.zeros(seen_GMK.shape, device=seen_GMK.device).masked_fill_(seen_GMK.logical_not(), HIDDEN)
+    bias_GMK = torch.where(seen_GMK, 0.0, HIDDEN)
     num_groups, width, num_keys = bias_GMK.shape
     if width == 1:
         return bias_GMK

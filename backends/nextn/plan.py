@@ -8,9 +8,9 @@ and only copied into, so that a captured step finds every tensor at the same add
 import torch
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
+from backends.deepseek_v4.ops.range_slots import range_slots
 from backends.deepseek_v4.plan import window_segment
 from backends.deepseek_v4.plan_types import ForwardPlan, PlanSpec, Segment
-from backends.deepseek_v4.slots import range_slots
 from specdec.api import GroupTable
 from specdec.layout import ForwardMode
 

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP, AttentionKind, compressed_group, state_group
-from backends.deepseek_v4.slots import history_slots, range_slots
+from backends.deepseek_v4.ops.range_slots import history_slots, range_slots
 
 WIDTH = 4
 VALUES = {"atol": 2e-5, "rtol": 1e-4}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from backends.deepseek_v4.ops.compressed_slots import compressed_slots, visible_rows
 from backends.deepseek_v4.ops.dense_indices import dense_indices
 from backends.deepseek_v4.ops.indexer_plan import indexer_plan
+from backends.deepseek_v4.ops.range_slots import entry_slots, history_slots, range_slots
 from backends.deepseek_v4.ops.slot_mapping import slot_mapping
 from backends.deepseek_v4.ops.topk_slots import topk_slots
 from backends.deepseek_v4.ops.window_indices import window_indices, window_state_slots
-from backends.deepseek_v4.slots import entry_slots, history_slots, range_slots
 from specdec.api import GroupTable
 from specdec.cache.pages import PageAllocator
 from specdec.cache.spec import CacheGroupSpec, Retention
