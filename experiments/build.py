@@ -12,7 +12,7 @@ import torch
 from experiments.checkpoints import folder_of
 from experiments.targets import LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
-from specdec.api import DrafterConfig, DraftSetup, Verifier
+from specdec.api import Coupling, DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError, UnsupportedError, WorkloadError
@@ -46,11 +46,30 @@ def check_parts(config: Config, workload: Workload) -> Parts:
     device_of(config)
     if config["engine"]["graphs"]:
         raise UnsupportedError("rounds are not captured as graphs yet: leave engine.graphs at null or false")
-    return Parts(
+    parts = Parts(
         drafter=drafter_config(config["drafter"]),
         verifier=instantiate(config["verifier"], "verifier").build(),
         engine=engine_config(config),
         sampling=tuple(sampling_params(config["sampling"], row) for row in workload.rows),
+    )
+    if parts.verifier.coupling is Coupling.GREEDY:
+        for row, params in zip(workload.rows, parts.sampling, strict=True):
+            check_greedy(row, params, verifier=parts.verifier.name)
+    return parts
+
+
+def check_greedy(row: Row, params: SamplingParams, *, verifier: str) -> None:
+    """Raise ConfigError for a temperature that a verifier of argmaxes would not obey."""
+    if params.greedy:
+        return
+    if "temperature" in row.overrides:
+        raise ConfigError(
+            f"row {row.id!r}: verifier={verifier} decodes at temperature 0, got temperature={params.temperature}; "
+            f"set its temperature to 0 or verifier=gumbel"
+        )
+    raise ConfigError(
+        f"verifier={verifier} decodes at temperature 0, got sampling.temperature={params.temperature}; "
+        f"set sampling.temperature=0 or verifier=gumbel"
     )
 
 

@@ -205,6 +205,16 @@ def test_caches_beyond_the_memory_are_refused_in_one_line(
     assert "do not fit into memory" in error and "engine.max_batch" in error
 
 
+def test_greedy_verifier_refuses_a_row_with_a_temperature(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_prompts(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b", "id": "hot", "temperature": 0.5})
+    common = ("target=toy", "verifier=greedy", "workload=file", f"workload.path={path}")
+    assert run_here(*common, "sampling.temperature=0") == 2
+    assert "row 'hot': verifier=greedy decodes at temperature 0, got temperature=0.5" in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -225,6 +235,11 @@ def test_caches_beyond_the_memory_are_refused_in_one_line(
         (["target=toy", "sampling.min_new_tokens=9", "sampling.max_new_tokens=3"], "min_new_tokens"),
         (["target=toy", "engine.device=tpu"], "engine.device must be"),
         (["target=toy", "engine.graphs=true"], "engine.graphs"),
+        (
+            ["target=toy", "verifier=greedy"],
+            "verifier=greedy decodes at temperature 0, got sampling.temperature=0.8; "
+            "set sampling.temperature=0 or verifier=gumbel",
+        ),
         (["--frobnicate"], "unknown flag --frobnicate"),
         (["target=toy", "target.params.colour=3"], "the toy has no colour"),
     ],
