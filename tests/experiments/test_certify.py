@@ -1,7 +1,6 @@
 """The certificate on the command line: exact, lossy, refused, all that ships, and a sweep."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,9 +68,7 @@ def test_mistake_is_one_line(
 
 
 def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
-    start = time.process_time()
     assert certify_here() == 0
-    assert time.process_time() - start < 10
     lines = capsys.readouterr().out.splitlines()
     assert "every exact rule is exact; 32 of 32 wrong rules were found" in lines
     assert sum(line.startswith("wrong rule: ") for line in lines) == 32
