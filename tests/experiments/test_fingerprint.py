@@ -61,15 +61,52 @@ def test_baseline_key_is_shared_by_drafters_and_not_by_samplings() -> None:
     assert baseline_key(changed(verifier={"_target_": "other"}), INPUTS) != key
 
 
-def test_checkpoint_hash_follows_content(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "model.safetensors").write_bytes(bytes(3 << 20))
-    before = checkpoint_hash(tmp_path)
-    assert checkpoint_hash(tmp_path) == before
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
+FILES = ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json")
+
+
+def write_folder(folder: Path, *, size: int) -> Path:
+    for name in FILES:
+        (folder / name).write_bytes(bytes(64))
+    (folder / FILES[2]).write_bytes(bytes(size))
+    return folder
+
+
+def put(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
         file.write(b"x")
+
+
+@pytest.mark.parametrize("offset", [0, 3 << 19, (3 << 20) - 1])
+def test_checkpoint_hash_follows_every_byte_of_a_small_file(tmp_path: Path, offset: int) -> None:
+    before = checkpoint_hash(write_folder(tmp_path, size=3 << 20))
+    assert checkpoint_hash(tmp_path) == before
+    put(tmp_path / FILES[2], offset)
     assert checkpoint_hash(tmp_path) != before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_checkpoint_hash_follows_every_file_that_is_read(tmp_path: Path, name: str) -> None:
+    before = checkpoint_hash(write_folder(tmp_path, size=64))
+    put(tmp_path / name, 32)
+    assert checkpoint_hash(tmp_path) != before
+
+
+def test_checkpoint_hash_passes_over_what_no_run_reads(tmp_path: Path) -> None:
+    before = checkpoint_hash(write_folder(tmp_path, size=64))
+    (tmp_path / "README.md").write_text("a card", encoding="utf-8")
+    (tmp_path / "original").mkdir()
+    assert checkpoint_hash(tmp_path) == before
+
+
+@pytest.mark.parametrize(("offset", "seen"), [(0, True), (40 << 20, False), (65 << 20, True)])
+def test_checkpoint_hash_takes_both_ends_of_a_large_file(tmp_path: Path, offset: int, seen: bool) -> None:
+    write_folder(tmp_path, size=64)
+    with (tmp_path / FILES[2]).open("r+b") as file:
+        file.truncate((65 << 20) + 1)
+    before = checkpoint_hash(tmp_path)
+    put(tmp_path / FILES[2], offset)
+    assert (checkpoint_hash(tmp_path) != before) == seen
 
 
 def test_run_without_a_checkpoint_has_no_checkpoint_hash() -> None:
