@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from sys import float_info
@@ -116,9 +117,9 @@ def load_workload(name: str, path: Path, *, limit: int | None = None) -> Workloa
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Every row of a JSONL file; empty lines are passed over."""
+    """Every row of a JSONL file; empty lines, and the byte order mark of some editors, are passed over."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: cannot read the prompts ({error}); set workload.path") from None
     rows: dict[str, tuple[int, Row]] = {}
@@ -176,8 +177,10 @@ def _parse(line: str, number: int, where: str) -> Row:
 
 def _read_json(line: str, where: str) -> object:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=partial(_object, where=where))
         json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except WorkloadError:
+        raise
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
     except UnicodeEncodeError as error:
@@ -185,6 +188,16 @@ def _read_json(line: str, where: str) -> object:
         raise WorkloadError(f"{where}: not text: {half!r} is half of a surrogate pair; write both or none") from None
     except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{where}: not JSON that can be read ({error})") from None
+    return record
+
+
+def _object(pairs: Sequence[tuple[str, object]], *, where: str) -> dict[str, object]:
+    """A JSON object; raises WorkloadError for a key that it has twice, of which one value would be lost."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise WorkloadError(f"{where}: {twice!r} is given twice; keep one")
     return record
 
 

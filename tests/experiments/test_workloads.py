@@ -118,6 +118,8 @@ def test_empty_lines_are_passed_over_but_counted(tmp_path: Path) -> None:
         ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids must be a list"),
         ({"prompt": "a", "category": 3}, "category must be text"),
         ({"prompt": "a", "id": 1, "question_id": 2}, "differ"),
+        ('{"prompt": "a", "seed": 1, "prompt": "b"}', "'prompt' is given twice"),
+        ('{"prompt": "a", "note": {"x": 1, "x": 1}}', "'x' is given twice"),
     ],
 )
 def test_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: object, said: str) -> None:
@@ -127,6 +129,12 @@ def test_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: object, sa
     assert str(refusal.value).startswith(f"{path}:2: ")
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_byte_order_mark_before_the_first_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert [row.prompt for row in read_rows(path)] == ["a", "b"]
 
 
 def test_duplicate_id_names_both_lines(tmp_path: Path) -> None:
