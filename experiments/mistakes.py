@@ -1,5 +1,6 @@
 """A user's mistake in one line: refusals of Hydra and OmegaConf, and of the checker below, in one wording."""
 
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from experiments.schemas import ROOTS, SCHEMAS, Allowed, RunSchema
 from specdec.errors import ConfigError
 
+# Groups outside of the defaults list are added, not overridden.
+MISSING_PLUS = re.compile(r"To append to your default list use \+(\S+)")
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -26,6 +29,9 @@ def explain(error: HydraException | OmegaConfBaseException) -> ConfigError:
         return ConfigError(_wrong_type(cause.full_key, cause.object_type, _got(error, cause)))
     if isinstance(error, MissingConfigException):
         return ConfigError(_unknown_option(error))
+    if missing_plus := MISSING_PLUS.search(str(error)):
+        written = missing_plus.group(1)
+        return ConfigError(f"{written} needs a plus sign before it: write +{written}")
     if isinstance(error, OverrideParseException):
         return ConfigError(f"cannot read the override {error.override!r}: {_one_line(str(error).splitlines()[0])}")
     return ConfigError(_one_line(str(error) or str(cause)))

@@ -92,6 +92,8 @@ def test_defaults_are_the_documented_ones() -> None:
         ("draftr=ngram", "nearest: drafter"),
         ("drafter=ngramm", "nearest: ngram (options: custom"),
         ("+experiment=smok", "nearest: smoke"),
+        ("experiment=smoke", "experiment=smoke needs a plus sign before it: write +experiment=smoke"),
+        ("sweep=draft_length", "write +sweep=draft_length"),
         ("+experimnt=smoke", "nearest: experiment"),
         ("+drafter.tokens=3", "unknown key drafter.tokens"),
         ("drafter.num_draft_tokens=four", "drafter.num_draft_tokens must be an integer, 1 to 31, got 'four'"),
