@@ -6,6 +6,7 @@ config.resolved.yaml  env.json  steps.jsonl  outputs.jsonl  summary.json  status
 import fcntl
 import json
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ OUTPUTS = "outputs.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
 LOCK = "run.lock"
+MAX_OVERWRITTEN = 160
+"""Characters of an error that fit into the block of the status.json that they overwrite."""
 
 
 class Status(Enum):
@@ -41,8 +44,16 @@ class FolderInUseError(SpecDecError, RuntimeError):
 def write_json(path: Path, content: object) -> None:
     """Replace ``path`` in one step, so that a reader never sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(_json_text(content), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _json_text(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> dict:
@@ -117,11 +128,16 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._write_status(Status.DONE)
-            return
-        text = "".join(traceback.format_exception(kind, error, trace))
-        self._write_status(Status.FAILED, traceback=text)
+        try:
+            if error is None:
+                self._write_status(Status.DONE)
+            else:
+                text = "".join(traceback.format_exception(kind, error, trace))
+                self._write_status(Status.FAILED, traceback=text)
+        except OSError as refused:
+            self._overwrite_status(error or refused, refused)
+            if error is None:
+                raise
 
     def write_config(self, yaml: str) -> None:
         (self.path / CONFIG).write_text(yaml, encoding="utf-8")
@@ -147,6 +163,16 @@ class RunFolder:
         if status is not Status.RUNNING:
             content["ended"] = _now()
         write_json(self.path / STATUS, content)
+
+    def _overwrite_status(self, error: BaseException, refused: OSError) -> None:
+        """Record ``failed`` in the blocks that status.json has already, since the disk gives no new ones."""
+        last_line = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_OVERWRITTEN]
+        try:
+            with (self.path / STATUS).open("r+", encoding="utf-8") as file:
+                file.write(_json_text({"status": Status.FAILED.value, "traceback": last_line}))
+                file.truncate()
+        except OSError:
+            print(f"{self.path / STATUS} cannot be written and may say running: {refused}", file=sys.stderr)
 
 
 def _now() -> str:

@@ -1,6 +1,9 @@
 """Run folders: status, lock, atomic files, and what a fresh start removes."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,42 @@ def test_failure_is_recorded_with_its_traceback_and_raised(tmp_path: Path) -> No
         raise ZeroDivisionError("by nothing")
     assert status_of(tmp_path) is Status.FAILED
     assert failure_of(tmp_path) == "ZeroDivisionError: by nothing"
+
+
+@contextmanager
+def files_end_at(num_bytes: int) -> Iterator[None]:
+    """Writing beyond ``num_bytes`` of any file fails with an OSError, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_failure_is_recorded_in_place_when_nothing_larger_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), files_end_at(300), RunFolder(tmp_path):
+        raise ZeroDivisionError("by " + "nothing " * 100)
+    assert status_of(tmp_path) is Status.FAILED
+    assert failure_of(tmp_path).startswith("ZeroDivisionError: by nothing")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"status.json", "steps.jsonl", "outputs.jsonl"}
+
+
+def test_run_that_cannot_be_recorded_as_done_is_failed(tmp_path: Path) -> None:
+    limit = ExitStack()
+    with limit, pytest.raises(OSError, match="too large"), RunFolder(tmp_path):
+        # Room for the few words of the overwritten file, not for a record with its end (about 130 bytes).
+        limit.enter_context(files_end_at(110))
+    assert status_of(tmp_path) is Status.FAILED
+
+
+def test_failure_that_cannot_be_recorded_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = ExitStack()
+    with limit, pytest.raises(ZeroDivisionError), RunFolder(tmp_path):
+        limit.enter_context(files_end_at(0))
+        raise ZeroDivisionError("by nothing")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and str(tmp_path / "status.json") in said and "may say running" in said
 
 
 def test_fresh_start_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
