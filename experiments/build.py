@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments.checkpoints import folder_of
+from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.targets import LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
 from specdec.api import Coupling, DrafterConfig, DraftSetup, Verifier
@@ -213,8 +214,10 @@ class EngineMaker:
             num_draft_tokens=drafter.num_draft_tokens,
             draft_groups=[spec.group_id for spec in self._draft_groups],
         )
-        what = f"caches of {config.max_batch} requests of {self.max_context} tokens"
-        with fitting_into_memory(what, conf="engine.max_batch, engine.max_context, engine.num_pages"):
+        of_requests = f"of {config.max_batch} requests of {self.max_context} tokens"
+        tables = table_bytes(plan, max_batch=config.max_batch)
+        check_fits(f"block tables {of_requests}", tables, torch.device("cpu"), conf=CACHE_KEYS)
+        with fitting_into_memory(f"caches {of_requests}", conf=CACHE_KEYS):
             self._served = loaded.serve(plan.num_pages, max_context=self.max_context, max_batch=config.max_batch)
 
     def __call__(self) -> Engine:

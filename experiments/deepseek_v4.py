@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from backends.deepseek_v4.cache_groups import CacheLayout
 from backends.deepseek_v4.target import DeepseekV4Target, PassConfig, target_layout
 from backends.nextn.backend import NextNBackend
 from backends.nextn.config import NextNBackendConfig
 from backends.nextn.load import LoadedModels, load_checkpoint
 from experiments.chat import ChatFormat, choose_format
+from experiments.memory import CACHE_KEYS, check_fits
 from experiments.targets import Served, TargetRequest
 from experiments.tokenizer import TextTokenizer
 from specdec.api import CacheGroupSpec
@@ -52,8 +54,14 @@ class LoadedV4:
         return self._groups(layers[0], layers[-1] + 1)
 
     def serve(self, num_pages: Mapping[str, int], *, max_context: int, max_batch: int) -> Served:
-        """Make the caches of target and NextN layer under the same page ids."""
+        """Make the caches of target and NextN layer under the same page ids; CapacityError when they do not fit."""
         request = self.request
+        check_fits(
+            f"caches of {max_batch} requests of {max_context} tokens",
+            self.cache_bytes(num_pages),
+            request.device,
+            conf=CACHE_KEYS,
+        )
         target = DeepseekV4Target.build(
             self.models.target,
             num_pages,
@@ -66,10 +74,22 @@ class LoadedV4:
         draft = NextNBackend.build(self.models.nextn, target, NextNBackendConfig(max_batch=max_batch))
         return Served(target=target, draft_backend=draft)
 
+    def cache_bytes(self, num_pages: Mapping[str, int]) -> int:
+        """Bytes of the pools that ``serve`` makes: one of the target, and one of the NextN layer if there is one."""
+        config = self.models.config
+        layers = [(0, config.num_hidden_layers)]
+        if self.models.nextn is not None:
+            layers.append((config.nextn_layer_ids[0], config.nextn_layer_ids[-1] + 1))
+        sizes = [self._layout(first, last).page_bytes() for first, last in layers]
+        return sum(num_pages[group_id] * size for groups in sizes for group_id, size in groups.items())
+
     def _groups(self, first: int, last: int) -> tuple[CacheGroupSpec, ...]:
+        return self._layout(first, last).group_specs()
+
+    def _layout(self, first: int, last: int) -> CacheLayout:
         request = self.request
         layout = target_layout(self.models.config, cache_dtype=request.cache_dtype, indexer_dtype=request.indexer_dtype)
-        return layout.slice_layers(first, last).group_specs()
+        return layout.slice_layers(first, last)
 
 
 def load(request: TargetRequest) -> LoadedV4:

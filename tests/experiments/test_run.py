@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from experiments.memory import available_bytes
 from experiments.run_folder import Status, read_json, read_jsonl, status_of
 from specdec.metrics import FORMULAS, POSITION_FORMULAS
 
@@ -196,13 +198,18 @@ def test_folder_that_cannot_be_written_is_one_line(
     assert "taken" in error and "hydra.run.dir" in error
 
 
+@pytest.mark.parametrize(("toy", "what"), [(True, "block tables"), (False, "caches")])
 def test_caches_beyond_the_memory_are_refused_in_one_line(
-    run_here: Command, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    run_here: Command, checkpoint: Path, capsys: pytest.CaptureFixture[str], toy: bool, what: str
 ) -> None:
-    assert run_here(f"target.checkpoint={checkpoint}", "+experiment=smoke", "engine.max_batch=1000000000000") == 1
+    target = "target=toy" if toy else f"target.checkpoint={checkpoint}"
+    # The smallest tables that do not fit are far larger than the smallest caches that do not.
+    max_batch = 10**12 if toy else available_bytes(torch.device("cpu")) // 100_000
+    assert run_here(target, "+experiment=smoke", f"engine.max_batch={max_batch}") == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
-    assert "do not fit into memory" in error and "engine.max_batch" in error
+    assert f"the {what} of {max_batch} requests of " in error and "do not fit into memory: they take" in error
+    assert "GiB are available" in error and "engine.max_batch, engine.max_context, engine.num_pages" in error
 
 
 def test_greedy_verifier_refuses_a_row_with_a_temperature(
