@@ -200,6 +200,12 @@ class Engine:
                 f"{name}: prompt token ids must lie in 0..{self._target.vocab_size - 1}, "
                 f"got {min(prompt)}..{max(prompt)}"
             )
+        beyond = [token for token in request.sampling.stop_token_ids if token >= self._target.vocab_size]
+        if beyond:
+            raise WorkloadError(
+                f"{name}: stop_token_ids must lie in 0..{self._target.vocab_size - 1}, since the vocabulary has "
+                f"{self._target.vocab_size} tokens, got {beyond[0]} (conf: sampling.stop_token_ids)"
+            )
         if request.sampling.stop and self._detokenize is None:
             raise WorkloadError(f"{name}: stop strings need a tokenizer, the target has none")
         return prompt

@@ -179,6 +179,12 @@ def test_prompt_token_outside_the_vocabulary_is_refused(prompt: tuple[int, ...])
         scripted_engine().add(Request(request_id="a", prompt=prompt))
 
 
+def test_stop_token_outside_the_vocabulary_is_refused() -> None:
+    sampling = SamplingParams(stop_token_ids=(12, 13))
+    with pytest.raises(WorkloadError, match=r"request a: .* the vocabulary has 13 tokens, got 13 .*stop_token_ids"):
+        scripted_engine().add(Request(request_id="a", prompt=PROMPT, sampling=sampling))
+
+
 def test_second_live_request_of_one_id_is_refused() -> None:
     engine = scripted_engine()
     engine.add(Request(request_id="a", prompt=PROMPT))
