@@ -8,6 +8,9 @@ from importlib import import_module
 COMMANDS = {
     "run": ("experiments.run", "decode a workload with speculation and without, and compare"),
     "certify": ("experiments.certify", "is a verifier with a drafter exact? else the smallest counterexample"),
+    "compare": ("experiments.compare", "two runs on the same prompts: what differs, with intervals"),
+    "gate": ("experiments.gate", "exit code 1 if a run is worse than an earlier one on the same prompts"),
+    "reproduce": ("experiments.reproduce", "run a finished run again: the same rows and outputs?"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
 }
 
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The commands, one a line."""
-    lines = [f"  {name:<8}{what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: specdec COMMAND [KEY=VALUE ...]",
