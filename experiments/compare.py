@@ -51,16 +51,16 @@ def compare(words: Words) -> int:
 
 def show(paired: Pair, *, num_prompts: int) -> None:
     """Print the comparison."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     shown = _observed(PairedMetrics(paired))
     for line in heading(paired):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(metric_table(shown, PairedMetrics(paired, without_loops=True)))
     for line in (*outputs_lines(paired), *speed_lines(paired)):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(prompt_table(paired, num_prompts))
     for line in definitions(shown):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def heading(paired: Pair) -> list[str]:

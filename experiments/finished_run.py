@@ -1,7 +1,7 @@
 """FinishedRun: what a finished run left in its folder, read back and checked; computes no metric."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def read_run(folder: Path) -> FinishedRun:
         folder=folder,
         config=_read_config(folder / CONFIG),
         environment=environment,
-        rows=tuple(_row(record, folder / STEPS) for record in steps),
+        rows=_rows(steps, folder / STEPS),
         outputs={(record["request_id"], record["turn"]): record for record in outputs},
         timings=tuple(Timing(**timing) for timing in summary["timings"]),
         torn=frozenset({STEPS} if steps_torn else ()) | frozenset({OUTPUTS} if outputs_torn else ()),
@@ -189,8 +189,12 @@ def _check_kinds(record: Record, kinds: Mapping[str, type], where: str) -> None:
             raise UnusableRunError(f"{where}: {name} cannot be {record[name]!r}")
 
 
-def _row(record: Record, path: Path) -> StepRow:
-    unknown = sorted(set(record) - set(KINDS_OF_ROW))
+def _rows(records: Sequence[Record], path: Path) -> tuple[StepRow, ...]:
+    unknown = sorted({name for record in records for name in record} - set(KINDS_OF_ROW))
     if unknown:
         raise UnusableRunError(f"{path}: a row has the unknown field {unknown[0]}")
+    return tuple(map(_row, records))
+
+
+def _row(record: Record) -> StepRow:
     return StepRow(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})

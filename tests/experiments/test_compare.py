@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments import cli, compare, gate, run
 from experiments.finished_run import FinishedRun, UnusableRunError, read_run
@@ -146,6 +148,30 @@ def test_compare_names_the_first_token_that_differs(runs: dict[str, Path], capsy
     assert "outputs: 4 of 4 differ; the first is" in out and "in A," in out
 
 
+def test_names_of_prompts_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = finished({"[/b]": (1,), "[red]": (1,)}), finished({"[/b]": (2,), "[red]": (4,)})
+    compare.show(pair(one, other), num_prompts=2)
+    listed = capsys.readouterr().out.partition("prompts that differ most")[2]
+    assert 0 < listed.index("[red]") < listed.index("[/b]")
+    assert "token 2 is the end in A, 2 in B" in listed
+
+
+COUNTS = st.lists(st.integers(min_value=1, max_value=4), max_size=4).map(tuple)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(COUNTS, COUNTS), min_size=2, max_size=5), st.sampled_from(["tokens_per_step", "survival[1]"]))
+def test_order_of_the_runs_only_changes_the_sign(
+    steps: list[tuple[tuple[int, ...], tuple[int, ...]]], name: str
+) -> None:
+    one, other = (finished({str(i): counts[side] for i, counts in enumerate(steps)}) for side in (0, 1))
+    there, back = (PairedMetrics(both).difference(name) for both in (pair(one, other), pair(other, one)))
+    assert [there.old.value, there.new.value] == pytest.approx([back.new.value, back.old.value], nan_ok=True)
+    negated = [-back.change.value, -back.change.high, -back.change.low]
+    assert [there.change.value, there.change.low, there.change.high] == pytest.approx(negated, nan_ok=True)
+    assert not (there.is_worse(0) and back.is_worse(0))
+
+
 def test_unpaired_folders_are_refused_with_what_differs(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +209,7 @@ def test_later_turns_are_paired_after_different_answers_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "settings", "code"),
+    ("old", "new", "wanted", "code"),
     [
         ("plain", "nextn", (), 0),
         ("nextn", "nextn", (), 0),
@@ -198,10 +224,10 @@ def test_gate_fails_only_when_the_interval_says_worse(
     capsys: pytest.CaptureFixture[str],
     old: str,
     new: str,
-    settings: tuple[str, ...],
+    wanted: tuple[str, ...],
     code: int,
 ) -> None:
-    assert cli.main(["gate", str(runs[old]), str(runs[new]), *settings]) == code
+    assert cli.main(["gate", str(runs[old]), str(runs[new]), *wanted]) == code
     out = capsys.readouterr().out
     assert out.startswith("WORSE: " if code else "ok: ") and "n = 4 requests" in out and "difference" in out
 
@@ -214,7 +240,7 @@ def test_more_waste_is_worse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("wanted", "said"),
     [
         (["metric=tokens_per_stp"], "there is no metric 'tokens_per_stp'; nearest: tokens_per_step (metrics: "),
         (["metric=survival[9]"], "there is no metric 'survival[9]'; nearest: survival["),
@@ -227,9 +253,9 @@ def test_more_waste_is_worse() -> None:
     ],
 )
 def test_gate_refuses_in_one_line(
-    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], settings: list[str], said: str
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], wanted: list[str], said: str
 ) -> None:
-    assert gate.main([str(runs["nextn"]), str(runs["nextn"]), *settings]) == 2
+    assert gate.main([str(runs["nextn"]), str(runs["nextn"]), *wanted]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
 
