@@ -74,12 +74,12 @@ def cached_rows(world, length, row):
             yield pool.index_rows(layer).read(pool.index_keys(layer), slots)
 
 
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     start=st.sampled_from([1, 3, 60, 121, 250]),
     rounds=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=8),
 )
-def test_committed_rows_equal_those_of_a_fresh_prompt(world_of, text, start, rounds):
+def test_invariant_4_committed_rows_equal_those_of_a_fresh_prompt(world_of, text, start, rounds):
     world, fresh = world_of(max_context=320), world_of(max_context=320)
     world.run([(0, 0, text[:start])], num_prefill_reqs=1)
     length = start

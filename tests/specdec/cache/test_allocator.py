@@ -250,6 +250,7 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def pages_are_conserved(self) -> None:
+        """Invariant 8: every page but page 0 is free or owned once."""
         self.cache.check_integrity()
         for allocator in self.cache.allocators.values():
             owned = [page for row in range(3) for page in allocator.row(row).page_ids]

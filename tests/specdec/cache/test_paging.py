@@ -261,6 +261,7 @@ class Simulation:
 )
 @settings(deadline=None, max_examples=40)
 def test_no_key_is_lost_and_no_write_dropped_for_any_lengths(setting, prompts, seed):
+    """Invariant 10: a reservation covers all writes of its pass, the draft's included."""
     Simulation(setting, prompts, seed).run()
 
 

@@ -121,7 +121,7 @@ def test_topk_slots_are_packed_and_keep_their_order(case, data):
 @FEW
 @given(cases(sliding=False), st.sampled_from([1, 4, 128]), st.integers(0, 40))
 def test_compressed_visibility_is_that_of_completed_rows(case, ratio, width):
-    """A query sees compressed row j if and only if j < (p + 1) // ratio."""
+    """Invariant 2: a query sees compressed row j if and only if j < (p + 1) // ratio."""
     positions, reqs, pages, _ = case.tensors
     assert visible_rows(positions, ratio).tolist() == [max(0, (p + 1) // ratio) for p in case.positions]
     indices, lens = dense_indices(positions, reqs, pages, ratio, case.rows_per_page, width)
@@ -149,7 +149,7 @@ def test_indexer_context_ends_at_what_is_visible_and_present(case, ratio):
 @FEW
 @given(cases())
 def test_no_slot_is_out_of_range(case):
-    """Whatever the table, a slot is -1 or a row of an existing page."""
+    """Invariant 9: whatever the table, a slot is -1 or a row of an existing page."""
     positions, reqs, pages, base = case.tensors
     results = [
         slot_mapping(positions, reqs, pages, base, case.rows_per_page),
@@ -197,7 +197,7 @@ def test_range_functions_of_the_plan_equal_the_oracle(case, first, last):
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_window_of_every_query_is_whole_through_the_allocator(data):
-    """A query attends exactly the positions max(0, p - W + 1) .. p of its own request, wherever pages break.
+    """Invariant 1: a query attends exactly the positions max(0, p - W + 1) .. p of its request, wherever pages break.
 
     Two requests take turns on a small pool, with accepted prefixes of any length, so that pages are reused.
     """
