@@ -1,0 +1,209 @@
+"""Finds run folders and reads what they say of themselves; a folder that cannot be read becomes a line, not a crash."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.run_folder import CONFIG, ENVIRONMENT, STEPS, SUMMARY, Status, failure_of, read_json, status_of
+from specdec.step_row import SCHEMA_VERSION
+
+PHASES = ("draft", "verify", "other")
+PLAIN = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """A number with its interval and count; None for what was not observed."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRun:
+    """What ``config.resolved.yaml``, ``env.json`` and ``summary.json`` say of a run that is done.
+
+    number    its name in the report, from 1
+    config    the resolved configuration
+    settings  keys of the configuration, of the mode that ran and of the environment, flat, as text
+    accepted  number of steps that accepted 0, 1, 2, ... drafts
+    """
+
+    number: int
+    path: Path
+    config: Mapping[str, Any]
+    settings: Mapping[str, str]
+    mode: Mapping[str, object]
+    tokens_per_step: Measure
+    tokens_per_step_without_loops: Measure
+    draft_acceptance_rate: Measure
+    loop_token_share: Measure
+    speedup: Measure
+    speedup_decode: Measure
+    survival: tuple[Measure, ...]
+    conditional: tuple[Measure, ...]
+    accepted: tuple[int, ...]
+    ms_per_round: tuple[float | None, ...]
+    lossless: bool | None
+    lossless_how: str
+    repeats_agree: bool
+    violated_identities: tuple[str, ...]
+    num_requests: int
+    num_steps: int
+
+    @property
+    def drafter(self) -> str:
+        return self.settings["drafter"]
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        found = self.settings.get("drafter.num_draft_tokens", "")
+        return int(found) if found.isdigit() else None
+
+    @property
+    def label(self) -> str:
+        """What stands beside its marks."""
+        drafts = "" if self.num_draft_tokens is None else f", {self.num_draft_tokens} drafted"
+        return f"#{self.number} {self.drafter}{drafts}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnfinishedRun:
+    """A run folder without a usable summary, and why."""
+
+    path: Path
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """All runs below some folders: finished ones by drafter and draft length, plain decoding last."""
+
+    finished: tuple[FinishedRun, ...]
+    unfinished: tuple[UnfinishedRun, ...]
+
+
+def collect(folders: Sequence[Path]) -> Found:
+    """Read every run folder below ``folders``, each once."""
+    paths = sorted({path.resolve() for folder in folders for path in run_folders(folder)})
+    read = [read_run(path) for path in paths]
+    finished = sorted((run for run in read if isinstance(run, FinishedRun)), key=_order)
+    return Found(
+        finished=tuple(replace(run, number=number) for number, run in enumerate(finished, start=1)),
+        unfinished=tuple(run for run in read if isinstance(run, UnfinishedRun)),
+    )
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Folders below ``folder``, itself included, that hold rows, a configuration or a summary of a run."""
+    for place, _, names in os.walk(folder):
+        if {CONFIG, STEPS, SUMMARY} & set(names):
+            yield Path(place)
+
+
+def read_run(path: Path) -> FinishedRun | UnfinishedRun:
+    """One run folder, whatever state it is in."""
+    status = status_of(path)
+    if status is Status.DONE:
+        return _read_done(path)
+    if status is Status.FAILED:
+        return UnfinishedRun(path=path, state="failed", reason=failure_of(path) or "without a traceback")
+    rows = f"{_num_lines(path / STEPS)} whole rows of steps so far"
+    if status is Status.RUNNING:
+        return UnfinishedRun(path=path, state="not finished", reason=f"running, or interrupted; {rows}")
+    return UnfinishedRun(path=path, state="damaged", reason=f"no readable status.json; {rows}")
+
+
+def _read_done(path: Path) -> FinishedRun | UnfinishedRun:
+    try:
+        summary, environment = read_json(path / SUMMARY), read_json(path / ENVIRONMENT)
+        config = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+        if summary["schema_version"] != SCHEMA_VERSION:
+            told = f"schema version {summary['schema_version']!r} of summary.json; this report reads {SCHEMA_VERSION}"
+            return UnfinishedRun(path=path, state="other version", reason=told)
+        return _finished(path, config, environment, summary)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        return UnfinishedRun(path=path, state="damaged", reason=str(error) or type(error).__name__)
+    except (KeyError, TypeError, AttributeError) as error:
+        return UnfinishedRun(path=path, state="damaged", reason=f"a file lacks what belongs there ({error})")
+
+
+def _finished(path: Path, config: dict, environment: Mapping[str, Any], summary: Mapping[str, Any]) -> FinishedRun:
+    return FinishedRun(
+        number=0,
+        path=path,
+        config=config,
+        settings=_settings(config, summary["mode"], environment),
+        mode=dict(summary["mode"]),
+        tokens_per_step=_measure(summary["tokens_per_step"]),
+        tokens_per_step_without_loops=_measure(summary["without_loops"]["tokens_per_step"]),
+        draft_acceptance_rate=_measure(summary["draft_acceptance_rate"]),
+        loop_token_share=_measure(summary["loop_token_share"]),
+        speedup=_measure(summary["speedup"]),
+        speedup_decode=_measure(summary["speedup_decode"]),
+        survival=tuple(map(_measure, summary["survival"])),
+        conditional=tuple(map(_measure, summary["conditional"])),
+        accepted=tuple(map(int, summary["accepted_histogram"])),
+        ms_per_round=tuple(_number(summary["ms_per_round"][phase]) for phase in PHASES),
+        lossless=summary["lossless"],
+        lossless_how=str(summary["lossless_how"]),
+        repeats_agree=bool(summary["repeats_agree"]),
+        violated_identities=tuple(map(str, summary["violated_identities"])),
+        num_requests=int(summary["num_requests"]),
+        num_steps=int(summary["num_steps"]),
+    )
+
+
+def _measure(found: Mapping[str, Any]) -> Measure:
+    low, high = _number(found["low"]), _number(found["high"])
+    return Measure(value=_number(found["value"]), low=low, high=high, n=int(found["n"]))
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+ENVIRONMENT_KEYS = ("device_name", "checkpoint_hash", "prompt_set_hash", "code_hash")
+
+
+def _settings(config: dict, mode: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
+    """Flat keys; ``drafter``, ``verifier`` and ``target`` by their short names."""
+    flat = {key: _text(value) for key, value in _flat(config)}
+    for part in ("target", "verifier"):
+        flat[part] = flat.pop(f"{part}._target_")
+    flat["drafter"] = flat.pop("drafter._target_").split(".")[-2]
+    flat["verifier"] = str(mode["verifier"])
+    flat |= {f"mode.{key}": _text(value) for key, value in mode.items()}
+    return flat | {f"env.{key}": _text(environment[key]) for key in ENVIRONMENT_KEYS}
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _order(run: FinishedRun) -> tuple[bool, str, int, str]:
+    return run.drafter == PLAIN, run.drafter, run.num_draft_tokens or 0, str(run.path)
+
+
+def _num_lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0

@@ -1,0 +1,116 @@
+"""The token view: texts, each token coloured by how it came about, with details of its step on hover or focus."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+from unicodedata import category
+
+from experiments.report.collect import FinishedRun
+from experiments.report.html import details, section
+from experiments.report.rows import MAX_OUTPUTS, MAX_TOKENS, Output, Rows, Token, pieces, tokenizer_of, tokens_of
+
+MAX_RUNS = 8
+DEEPEST_SHADE = 6
+LEGEND = (
+    ("a1", "accepted, position 1"),
+    ("a2", "2"),
+    ("a3", "3"),
+    ("a6", "6 and on"),
+    ("bonus", "bonus: all drafts accepted, one more follows"),
+    ("corrected", "corrected: the target replaced a draft"),
+    ("plain", "no draft in this step, or first token"),
+)
+
+
+def token_view(runs: Sequence[FinishedRun], rows: Mapping[int, Rows]) -> str:
+    """Some outputs of the runs that drafted; nothing without any."""
+    chosen = [run for run in runs if run.survival and run.number in rows][:MAX_RUNS]
+    if not chosen:
+        return ""
+    legend = "".join(f'<span class="t {kind}">{escape(words)}</span>' for kind, words in LEGEND)
+    folded = [
+        details(run.label, _outputs(rows[run.number], tokenizer_of(run)), is_open=run is chosen[0]) for run in chosen
+    ]
+    return section(
+        "tokens",
+        "Tokens",
+        "Rest the pointer on a token, or press Tab and then the arrow keys, to see its step. The first "
+        f"{MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without a text "
+        "of its own is shown as its id.",
+        f'<p class="legend">{legend}</p>',
+        *folded,
+    )
+
+
+def _outputs(rows: Rows, tokenizer: Any) -> str:
+    return "".join(
+        _output(output, tokens_of(output, rows.steps_of(output), tokenizer), tokenizer)
+        for output in rows.outputs[:MAX_OUTPUTS]
+    )
+
+
+def _output(output: Output, tokens: Sequence[Token], tokenizer: Any) -> str:
+    turn = f", turn {output.turn}" if output.turn else ""
+    heading = (
+        f"{output.request_id}{turn} ({output.category or 'no category'}): {len(output.output_ids)} tokens, "
+        f"{len({token.step.step for token in tokens if token.step})} steps shown, ended by {output.finish_reason}"
+    )
+    marked = "".join(_token(token, place, tokenizer) for place, token in enumerate(tokens))
+    return (
+        f'<div class="output"><h3>{escape(heading)}</h3><pre class="tokens">{marked}</pre>'
+        '<p class="told" aria-live="polite">Details of a token appear here.</p></div>'
+    )
+
+
+def _token(token: Token, place: int, tokenizer: Any) -> str:
+    """A span; one of an output is in the order of Tab, the arrow keys reach the others."""
+    kind = token.kind
+    if kind == "accepted":
+        kind = f"a{min(token.index + 1, DEEPEST_SHADE)}"
+    by_id = f"\N{MATHEMATICAL LEFT ANGLE BRACKET}{token.id}\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
+    shown = token.text if _has_shape(token.text) else by_id
+    visible = shown.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}\n")
+    said = escape(_told(token, place, tokenizer))
+    return f'<span class="t {kind}" tabindex="{-1 if place else 0}" title="{said}">{escape(visible)}</span>'
+
+
+def _has_shape(text: str) -> bool:
+    """Whether a reader would see it: some text, and no control characters but line ends and tabs."""
+    return bool(text) and not any(category(char) == "Cc" and char not in "\n\t" for char in text)
+
+
+def _told(token: Token, place: int, tokenizer: Any) -> str:
+    head = f"token {place} of the output, id {token.id}"
+    step = token.step
+    if step is None:
+        return f"{head}: the first token, chosen from the prompt"
+    if not step.verified:
+        return f"{head}: step {step.step} had no draft"
+    drafted = ", ".join(
+        _quoted(id_, text) for id_, text in zip(step.draft_ids, pieces(step.draft_ids, tokenizer), strict=True)
+    )
+    loop = "; the step emitted a token of a loop" if step.in_loop else ""
+    cut = "" if step.cut == "none" else f"; cut by {step.cut}"
+    return (
+        f"{head}: {_origin(token, step.verified)}. Step {step.step}, {step.seq_len} tokens known before it, drafted "
+        f"{drafted}; accepted {step.accepted} of {step.verified}, emitted {step.emitted}{cut}{loop}{_laws(token)}"
+    )
+
+
+def _origin(token: Token, verified: int) -> str:
+    if token.kind == "accepted":
+        return f"accepted draft, position {token.index + 1} of {verified}"
+    return "bonus after a fully accepted draft" if token.kind == "bonus" else f"corrected at position {token.index + 1}"
+
+
+def _laws(token: Token) -> str:
+    """Probabilities of an accepted draft, where the run recorded them."""
+    if token.kind != "accepted" or token.step is None:
+        return ""
+    both = (("draft", token.step.draft_probs), ("target", token.step.target_probs))
+    said = [f"{name} {law[token.index]:.3f}" for name, law in both if law is not None and token.index < len(law)]
+    return f"; probability: {', '.join(said)}" if said else ""
+
+
+def _quoted(id_: int, text: str) -> str:
+    return repr(text) if text else str(id_)
