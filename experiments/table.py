@@ -9,6 +9,7 @@ from rich.table import Table
 
 FEW = 20
 NOTHING = "-"
+ONE_TIMING = "speedup: one timing, no range (engine.repeats=3 gives one)"
 DEFINED_BELOW = (
     "tokens_per_step",
     "loop_token_share",
@@ -20,13 +21,13 @@ DEFINED_BELOW = (
 )
 
 
-def show(summary: Mapping[str, Any], folder: Path, *, drafter: str) -> None:
-    """Print the tables of a run."""
+def show(summary: Mapping[str, Any], folder: Path, *, drafter: str, define: bool = True) -> None:
+    """Print the tables of a run, and with ``define`` what their figures mean."""
     console = Console(highlight=False, soft_wrap=False)
     console.print(run_table(summary, drafter))
     if summary["survival"]:
         console.print(position_table(summary))
-    for line in notes(summary):
+    for line in [*notes(summary), *(definitions(summary) if define else ())]:
         console.print(line, markup=False, soft_wrap=True)
     console.print(f"run folder: {folder}", markup=False, soft_wrap=True)
 
@@ -74,8 +75,19 @@ def notes(summary: Mapping[str, Any]) -> Sequence[str]:
     lines += [f"warning: {problem}" for problem in summary["violated_identities"]]
     if summary["num_skipped_turns"]:
         lines.append(f"warning: {summary['num_skipped_turns']} turns no longer fitted into the context")
-    definitions = summary["definitions"]
-    return [*lines, *(f"{name}: {definitions[name]}" for name in DEFINED_BELOW)]
+    if is_one_timing(summary["speedup"]):
+        lines.append(ONE_TIMING)
+    return lines
+
+
+def definitions(summary: Mapping[str, Any]) -> Sequence[str]:
+    """One line for each figure that needs one."""
+    return [f"{name}: {summary['definitions'][name]}" for name in DEFINED_BELOW]
+
+
+def is_one_timing(speedup: Mapping[str, Any]) -> bool:
+    """Whether a speed-up was measured once, so that nothing says how far it would move."""
+    return speedup["value"] is not None and speedup["low"] is None
 
 
 def interval(metric: Mapping[str, Any], *, digits: int = 3) -> str:

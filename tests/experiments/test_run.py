@@ -83,6 +83,16 @@ def test_summary_and_table_say_which_mode_ran_and_where_the_time_went(
     assert all(value > 0 for value in summary["ms_per_round"].values())
 
 
+def test_speedup_of_one_timing_says_that_it_has_no_range(run_here: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "speedup: one timing, no range (engine.repeats=3 gives one)"
+    assert run_here(*TOY, "engine.repeats=1") == 0
+    assert note in capsys.readouterr().out
+    assert run_here(*TOY, "engine.repeats=2") == 0
+    assert note not in capsys.readouterr().out
+    assert run_here(*TOY, "engine.repeats=1", "baseline=off") == 0
+    assert note not in capsys.readouterr().out
+
+
 def test_steps_and_outputs_tell_the_same_story(run_here: Command, tmp_path: Path) -> None:
     assert run_here(*TOY) == 0
     folder = only_run(tmp_path)
@@ -230,6 +240,10 @@ def test_greedy_verifier_refuses_a_row_with_a_temperature(
         (["target=toy", "workload=file", "workload.path=nowhere"], "cannot read the prompts"),
         (["target=toy", "drafter=custom", "drafter._target_=nope.X"], "drafter._target_: cannot import nope"),
         (["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.Nope"], "has no Nope"),
+        (
+            ["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.NgramConfg"],
+            "drafter._target_: module drafters.ngram has no NgramConfg; nearest: NgramConfig",
+        ),
         (
             ["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.NgramConfig", "drafter.params.z=1"],
             "unexpected keyword argument 'z'; it takes num_draft_tokens, max_ngram",
