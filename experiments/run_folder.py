@@ -24,6 +24,7 @@ OUTPUTS = "outputs.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
 LOCK = "run.lock"
+INTERRUPTED = "interrupted"
 MAX_OVERWRITTEN = 160
 """Characters of an error that fit into the block of the status.json that they overwrite."""
 
@@ -76,12 +77,13 @@ def status_of(folder: Path) -> Status:
 
 
 def failure_of(folder: Path) -> str:
-    """Last line of the traceback in ``status.json``, or an empty text."""
+    """Why a run failed: ``error`` in ``status.json`` or the last line of its traceback, or an empty text."""
     try:
-        lines = read_json(folder / STATUS).get("traceback", "").strip().splitlines()
+        content = read_json(folder / STATUS)
     except (FileNotFoundError, json.JSONDecodeError):
         return ""
-    return lines[-1] if lines else ""
+    lines = content.get("traceback", "").strip().splitlines()
+    return content.get("error") or (lines[-1] if lines else "")
 
 
 class FolderLock:
@@ -109,7 +111,10 @@ class FolderLock:
 
 
 class RunFolder:
-    """Writes one run. Enter it under its lock; leaving it records ``done``, or ``failed`` with the traceback."""
+    """Writes one run. Enter it under its lock; leaving it records ``done``, or ``failed`` with the traceback.
+
+    A run that its user ended is ``failed`` with the error ``interrupted``, which needs no traceback.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,6 +136,8 @@ class RunFolder:
         try:
             if error is None:
                 self._write_status(Status.DONE)
+            elif isinstance(error, KeyboardInterrupt):
+                self._write_status(Status.FAILED, error=INTERRUPTED)
             else:
                 text = "".join(traceback.format_exception(kind, error, trace))
                 self._write_status(Status.FAILED, traceback=text)

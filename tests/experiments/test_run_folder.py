@@ -34,6 +34,14 @@ def test_failure_is_recorded_with_its_traceback_and_raised(tmp_path: Path) -> No
     assert failure_of(tmp_path) == "ZeroDivisionError: by nothing"
 
 
+def test_interrupt_is_a_failure_with_a_reason_and_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path):
+        raise KeyboardInterrupt
+    assert status_of(tmp_path) is Status.FAILED
+    assert failure_of(tmp_path) == "interrupted"
+    assert "raceback" not in (tmp_path / "status.json").read_text(encoding="utf-8")
+
+
 @contextmanager
 def files_end_at(num_bytes: int) -> Iterator[None]:
     """Writing beyond ``num_bytes`` of any file fails with an OSError, as on a full disk."""
