@@ -27,6 +27,7 @@ from experiments.environment import environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
 from experiments.mode import mode_of
+from experiments.progress import Progress
 from experiments.records import output_record, step_record
 from experiments.run_folder import FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
@@ -34,6 +35,7 @@ from experiments.summary import Run, summarise
 from experiments.table import show
 from experiments.targets import LoadedTarget
 from experiments.workloads import Workload, workload_of
+from specdec.engine import Engine
 from specdec.errors import ConfigError
 from specdec.request import RequestOutput
 
@@ -71,20 +73,25 @@ class Worker:
     def __init__(self) -> None:
         self._loaded: tuple[str, LoadedTarget] | None = None
 
-    def run(self, config: Config, folder: Path, *, shared_baselines: Path | None = None) -> dict[str, object]:
+    def run(
+        self, config: Config, folder: Path, *, shared_baselines: Path | None = None, define: bool = True
+    ) -> dict[str, object]:
         """Do a run in ``folder`` and print its table; returns its summary.
 
         shared_baselines  where a sweep keeps baselines; None: in the sub-folder ``baseline`` of ``folder``
+        define            whether the definitions of the figures follow the table
 
         Raises SpecDecError, and whatever a drafter raises; status.json then says ``failed``.
         """
         with FolderLock(folder, wait=False), RunFolder(folder) as out:
-            setting = self._setting(config)
-            _begin(out, setting)
-            loaded = self._target(setting)
-            plain = self._baseline(setting, loaded, folder, shared_baselines)
-            summary = _decode_into(out, setting, loaded, plain)
-            show(summary, folder, drafter=drafter_name(config))
+            with Progress() as progress:
+                progress.begin("loading")
+                setting = self._setting(config)
+                _begin(out, setting)
+                loaded = self._target(setting)
+                plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
+                summary = _decode_into(out, setting, loaded, plain, progress)
+            show(summary, folder, drafter=drafter_name(config), define=define)
             if config["require_lossless"]:
                 require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
             return summary
@@ -119,7 +126,9 @@ class Worker:
             self._loaded = (wanted, load_target(setting.config))
         return self._loaded[1]
 
-    def _baseline(self, setting: Setting, loaded: LoadedTarget, folder: Path, shared: Path | None) -> Baseline | None:
+    def _baseline(
+        self, setting: Setting, loaded: LoadedTarget, folder: Path, shared: Path | None, progress: Progress
+    ) -> Baseline | None:
         """The plain run to compare with, made now if there is none yet."""
         choice = setting.config["baseline"]
         if choice == baselines.OFF:
@@ -136,7 +145,7 @@ class Worker:
                 with RunFolder(place) as out:
                     plain = _as_plain(setting)
                     _begin(out, plain)
-                    _decode_into(out, plain, loaded, None)
+                    _decode_into(out, plain, loaded, None, progress)
             return baselines.read_baseline(place)
 
 
@@ -144,8 +153,10 @@ def drafter_name(config: Config) -> str:
     """Short name of the configured drafter with its draft length, for headings."""
     node = config["drafter"]
     name = node["_target_"].rpartition(".")[2].removesuffix("Config").lower()
+    if node["_target_"] == PLAIN_DRAFTER:
+        return "none (plain decoding)"
     length = node.get("num_draft_tokens")
-    return name if length is None or node["_target_"] == PLAIN_DRAFTER else f"{name}, {length} draft tokens"
+    return name if length is None else f"{name}, {length} draft tokens"
 
 
 def _as_plain(setting: Setting) -> Setting:
@@ -164,20 +175,27 @@ def _begin(out: RunFolder, setting: Setting) -> None:
     out.write_environment(setting.environment)
 
 
-def _decode_into(out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: Baseline | None) -> dict[str, object]:
+def _decode_into(
+    out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: Baseline | None, progress: Progress
+) -> dict[str, object]:
     """Decode the workload as often as asked for; write rows, outputs and summary; returns the summary."""
     parts = setting.parts
     drafter = with_references(parts.drafter, plain.references if plain else None)
     make_engine = EngineMaker(loaded, drafter, parts.verifier, parts.engine)
+    progress.begin(f"{drafter_name(setting.config)}: warm-up")
     _warm_up(make_engine, setting, loaded)
+    num_repeats = setting.config["engine"]["repeats"]
     repeats = [
-        decode(
+        _decode_once(
+            out if repeat == 0 else None,
             make_engine(),
             _conversations(setting, loaded),
-            on_finish=(lambda output: _write(out, output)) if repeat == 0 else None,
+            progress,
+            what=drafter_name(setting.config) + (f", repeat {repeat + 1} of {num_repeats}" if num_repeats > 1 else ""),
         )
-        for repeat in range(setting.config["engine"]["repeats"])
+        for repeat in range(num_repeats)
     ]
+    progress.begin("summary")
     first = repeats[0]
     run = Run(
         mode=mode_of(setting.config, setting.environment, verifier=parts.verifier.name),
@@ -192,6 +210,20 @@ def _decode_into(out: RunFolder, setting: Setting, loaded: LoadedTarget, plain: 
     out.write_summary(summary)
     compact(out.path)
     return summary
+
+
+def _decode_once(
+    out: RunFolder | None, engine: Engine, conversations: list[Conversation], progress: Progress, *, what: str
+) -> Decoded:
+    """One decode of the workload, written to ``out`` if there is one; all of it but the rounds is outside of times."""
+
+    def finish(output: RequestOutput) -> None:
+        if out is not None:
+            _write(out, output)
+        progress.advance()
+
+    progress.begin(what, total=sum(conversation.num_turns for conversation in conversations))
+    return decode(engine, conversations, on_finish=finish)
 
 
 def _conversations(setting: Setting, loaded: LoadedTarget) -> list[Conversation]:

@@ -58,7 +58,11 @@ class Jobs:
         if sweeping and status_of(folder) is Status.DONE:
             return
         shared = Path(node.sweep.dir).resolve() / BASELINES if sweeping else None
-        self._worker.run(plain(config), folder, shared_baselines=shared)
+        try:
+            self._worker.run(plain(config), folder, shared_baselines=shared, define=not sweeping)
+        except KeyboardInterrupt:
+            print(f"run folder: {folder}", file=sys.stderr)
+            raise
 
 
 def check(config: DictConfig) -> None:

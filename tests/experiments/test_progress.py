@@ -1,0 +1,115 @@
+"""Progress: a line for a terminal that only moves when it is told, and nothing in a pipe."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.app import CONF
+from experiments.progress import Progress
+
+TOY = ("target=toy", "+experiment=smoke", "workload.limit=2", "engine.threads=1")
+
+
+class Terminal(io.StringIO):
+    """A text file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def told(file: io.StringIO) -> list[str]:
+    """What the file had after each step of a run of two requests."""
+    seen = []
+    with Progress(Console(file=file, width=100)) as progress:
+        for step in (
+            lambda: progress.begin("loading"),
+            lambda: progress.begin("ngram", total=2),
+            progress.advance,
+            progress.advance,
+        ):
+            step()
+            seen.append(file.getvalue())
+    return seen
+
+
+def test_terminal_sees_what_is_done_and_how_many_requests() -> None:
+    loading, begun, one, both = told(Terminal())
+    assert "loading" in loading and "0/2" not in loading
+    assert "ngram" in begun and "0/2" in begun
+    assert "1/2" in one and "2/2" not in one
+    assert "2/2" in both
+
+
+def test_nothing_is_drawn_between_two_calls() -> None:
+    file = Terminal()
+    with Progress(Console(file=file, width=100)) as progress:
+        progress.begin("ngram", total=2)
+        before = file.getvalue()
+        time.sleep(0.3)  # three periods of a display that refreshes itself
+        assert file.getvalue() == before
+
+
+def test_pipe_sees_nothing() -> None:
+    file = io.StringIO()
+    told(file)
+    assert file.getvalue() == ""
+
+
+def test_run_in_a_pipe_leaves_stderr_empty(run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(*TOY[:3]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_interrupted_run_shows_progress_says_so_and_names_its_folder(tmp_path: Path) -> None:
+    """In a terminal, with a real Ctrl-C in the middle of the first decode."""
+    ours, theirs = pty.openpty()
+    long = ("sampling.max_new_tokens=400", "sampling.ignore_eos=true", "engine.repeats=99", "hydra.run.dir=stopped")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.run", *TOY, *long],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CONF.parent), "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = ""
+    try:
+        while "1/2" not in said:
+            said += os.read(ours, 4096).decode()
+        process.send_signal(signal.SIGINT)
+        said += drained(ours)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert "loading" in said and "none (plain decoding)" in said
+    assert f"run folder: {tmp_path / 'stopped'}" in said.replace("\r\n", "")
+    assert "interrupted" in said and "Traceback" not in said
+    for folder in (tmp_path / "stopped", tmp_path / "stopped" / "baseline"):
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        assert (status["status"], status["error"]) == ("failed", "interrupted")
+        assert "traceback" not in status
+
+
+def drained(terminal: int) -> str:
+    """Everything that is still written until the other side is closed."""
+    said = ""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            return said
+        if not part:
+            return said
+        said += part.decode()
