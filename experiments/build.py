@@ -11,6 +11,7 @@ import torch
 
 from experiments.checkpoints import folder_of
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
+from experiments.mistakes import nearest
 from experiments.targets import LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
 from specdec.api import Coupling, DrafterConfig, DraftSetup, Verifier
@@ -99,7 +100,7 @@ def locate(path: str, key: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"{key}: cannot import {module_name}: {error}") from None
     if name not in vars(module):
-        raise ConfigError(f"{key}: module {module_name} has no {name}")
+        raise ConfigError(f"{key}: module {module_name} has no {name}{nearest(name, vars(module))}")
     return vars(module)[name]
 
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from experiments.schemas import ROOTS, SCHEMAS, Allowed, RunSchema
@@ -17,6 +17,9 @@ from specdec.errors import ConfigError
 
 # Groups outside of the defaults list are added, not overridden.
 MISSING_PLUS = re.compile(r"To append to your default list use \+(\S+)")
+AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^']+)'")
+# Groups with an option that takes any class, and so any path of one.
+OPEN_GROUPS = ("drafter", "target")
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -32,6 +35,8 @@ def explain(error: HydraException | OmegaConfBaseException) -> ConfigError:
     if missing_plus := MISSING_PLUS.search(str(error)):
         written = missing_plus.group(1)
         return ConfigError(f"{written} needs a plus sign before it: write +{written}")
+    if several := AMBIGUOUS.search(str(error)):
+        return ConfigError(_several_values(several.group(1)))
     if isinstance(error, OverrideParseException):
         return ConfigError(f"cannot read the override {error.override!r}: {_one_line(str(error).splitlines()[0])}")
     return ConfigError(_one_line(str(error) or str(cause)))
@@ -45,6 +50,7 @@ def check(config: DictConfig) -> None:
             raise ConfigError(f"{name} must be set: choose an option of the group, such as {name}=NAME")
     for key, value, spec in settings_of(config):
         _check_value(key, value, spec)
+    _check_drafter_class(config.drafter)
 
 
 def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:
@@ -95,6 +101,18 @@ def _check_value(key: str, value: Any, spec: Field) -> None:
             raise ConfigError(f"{key} must be {describe(spec)}, got {item!r}")
 
 
+def _check_drafter_class(node: DictConfig) -> None:
+    """Raise ConfigError for another class under the settings of a drafter that ships."""
+    names = {schema: name for (group, name), schema in SCHEMAS.items() if group == "drafter"}
+    kind = OmegaConf.get_type(node)
+    own = kind()._target_ if kind in names else MISSING
+    if own not in (MISSING, node._target_):
+        raise ConfigError(
+            f"drafter._target_ of drafter={names[kind]} is {own}, got {node._target_}: "
+            f"write drafter=custom drafter._target_={node._target_}"
+        )
+
+
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     if isinstance(annotation, types.UnionType):
         return typing.get_args(annotation)
@@ -139,8 +157,15 @@ def _unknown_option(error: MissingConfigException) -> str:
     options = [str(name) for name in error.options or ()]
     if not group:
         return _one_line(str(error).splitlines()[0])
+    if group in OPEN_GROUPS and "." in option:
+        return f"{group}={option}: a class is given as {group}=custom {group}._target_={option}"
     listed = f" (options: {', '.join(options)})" if options else ""
     return f"{group}={option}: there is no such option{nearest(option, options)}{listed}"
+
+
+def _several_values(override: str) -> str:
+    key, _, value = override.partition("=")
+    return f"{override}: to run once for each of these values add -m (one value that is a list: {key}=[{value}])"
 
 
 def _one_line(text: str) -> str:

@@ -113,10 +113,24 @@ def test_defaults_are_the_documented_ones() -> None:
         ("drafter=custom", "drafter._target_ must be set"),
         ("engine.device=[", "cannot read the override 'engine.device=['"),
         ("~drafter", "drafter must be set"),
+        (
+            "drafter._target_=my.Config",
+            "drafters.nextn.NextnConfig, got my.Config: write drafter=custom drafter._target_=my.Config",
+        ),
+        ("drafter=my.Config", "a class is given as drafter=custom drafter._target_=my.Config"),
+        ("target=my.load", "a class is given as target=custom target._target_=my.load"),
     ],
 )
 def test_mistake_names_key_value_and_what_is_allowed(override: str, said: str) -> None:
     assert said in refused([override])
+
+
+@pytest.mark.parametrize("override", ["drafter=none,ngram", "drafter.num_draft_tokens=1,2"])
+def test_several_values_without_a_sweep_name_the_flag(override: str) -> None:
+    key, _, value = override.partition("=")
+    said = refused([override])
+    assert said.startswith(f"{override}: to run once for each of these values add -m")
+    assert f"{key}=[{value}]" in said
 
 
 def test_key_of_another_option_is_unknown_here() -> None:
