@@ -5,6 +5,9 @@ import inspect
 import pytest
 import torch
 
+from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
+from backends.deepseek_v4.forward_inputs import ForwardInputs
+from backends.deepseek_v4.target import DeepseekV4Target
 from backends.nextn.backend import NextNBackend
 from drafters.nextn import NextnConfig
 from drafters.ngram import NgramConfig
@@ -79,17 +82,30 @@ def test_row_01_forward_mode_predicates():
         assert mode.is_extend_or_mixed == (name in ("EXTEND", "MIXED"))
 
 
-def test_rows_02_03_04_a_step_takes_exactly_its_typed_arguments(small):
+def test_row_02_a_draft_step_takes_what_its_protocol_names():
+    """The seed looks for a step index in signatures; here every draft backend has the same typed methods."""
     for method, names in (
         (NextNBackend.forward, ["self", "tokens_B"]),
         (NextNBackend.advance_draft_forward_metadata, ["self", "seq_lens_B"]),
         (NextNBackend.begin_draft, ["self", "inputs"]),
     ):
-        parameters = inspect.signature(method).parameters
-        assert list(parameters) == names
-        assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
-    with pytest.raises(TypeError):
-        small.decode([3]).__class__(mode=ForwardMode.DECODE, rows=(0,), seq_lens=(3,), tables={}, num_token=4)
+        assert list(inspect.signature(method).parameters) == names
+
+
+def test_row_03_an_argument_beyond_the_protocol_is_refused():
+    with pytest.raises(TypeError, match="num_token"):
+        ForwardInputs(mode=ForwardMode.DECODE, rows=(0,), seq_lens=(3,), tables={}, num_token=4)
+    with pytest.raises(TypeError, match="spec_step_idx"):
+        RecordingBackend().forward(torch.zeros(1), spec_step_idx=2)
+
+
+@pytest.mark.parametrize("owner", [NextNBackend, DeepseekV4AttentionBackend, DeepseekV4Target])
+def test_row_04_no_method_has_a_catch_all_parameter(owner):
+    methods = [method for name, method in inspect.getmembers(owner, inspect.isfunction) if not name.startswith("_")]
+    assert methods
+    for method in methods:
+        kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, method.__name__
 
 
 def test_row_05_advance_is_called_where_a_draft_backend_is_declared():

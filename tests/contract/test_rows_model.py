@@ -1,4 +1,4 @@
-"""Rows 64, 67-72, 80-87, 89, 90 and 92 of the seed suite: model configuration and mathematics."""
+"""Rows 64, 66-72, 80-87, 89, 90, 92 and 94 of the seed suite: model configuration and mathematics."""
 
 import sys
 import types
@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.config import DeepseekV4Config, YarnScaling
+from backends.deepseek_v4.few_rows.norms import RowNorm
 from backends.deepseek_v4.hyper_connections import HyperWeights, MixedIn, collapse, mix_in, mix_out
 from backends.deepseek_v4.moe import MixtureOfExperts, Router, choose_experts, router_scores, routing_weights
 from backends.nextn.model import NextNModel
@@ -75,6 +77,17 @@ def test_row_64_experts_are_the_scaled_routed_sum_plus_the_shared_expert():
     shared = layer.shared_experts(x)
     routed = unscaled(x, tokens) - shared
     torch.testing.assert_close(layer(x, tokens), 2.5 * routed + shared, atol=1e-4, rtol=1e-4)
+
+
+def test_row_66_the_joint_norm_of_queries_and_key_equals_two_norms():
+    """The fused path for few rows normalises the query heads, which have no weight, and the key in one call."""
+    q_THD, key_TD, weight_D = torch.randn(8, 4, 64), torch.randn(8, 64), torch.rand(64)
+    weights = torch.ones(5, 64)
+    weights[-1] = weight_D
+    joint = RowNorm(weights, 1e-6)(torch.cat([q_THD, key_TD.unsqueeze(1)], dim=1))
+    assert joint[:, :4].equal(RowNorm(None, 1e-6)(q_THD))
+    assert joint[:, 4].equal(RowNorm(weight_D, 1e-6)(key_TD))
+    torch.testing.assert_close(joint[:, 4], F.rms_norm(key_TD, (64,), weight_D, 1e-6))
 
 
 def test_row_67_a_missing_attention_package_is_named(monkeypatch):
@@ -241,3 +254,18 @@ def test_row_92_the_hash_router_of_full_size_matches_the_plain_formula():
     assert torch.equal(ids, router.tid2eid[tokens])
     chosen = F.softplus(x @ router.weight.T).sqrt().gather(1, ids)
     torch.testing.assert_close(weights, 1.5 * chosen / chosen.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(("ratio", "channels"), [(4, 16), (128, 8)])
+def test_row_94_the_score_of_position_p_gains_the_embedding_of_p_modulo_the_ratio(ratio, channels):
+    """The parameter keeps the checkpoint's order; nothing is permuted."""
+    compressor = Compressor(small(), ratio, 8)
+    for parameter in compressor.parameters():
+        parameter.data.normal_()
+    positions = torch.tensor([0, 1, 3, 4, 6, 127, 128, 131])
+    x = torch.randn(len(positions), 8)
+    values, scores = compressor.state_rows(x, positions).split(channels, dim=-1)
+    assert compressor.ape.shape == (ratio, channels)
+    for token, p in enumerate(positions.tolist()):
+        torch.testing.assert_close(scores[token], compressor.wgate(x[token]) + compressor.ape[p % ratio])
+        torch.testing.assert_close(values[token], compressor.wkv(x[token]))

@@ -1,4 +1,4 @@
-"""Rows 21-24, 28, 48, 50-52, 54-61, 63 and 73-76 of the seed suite: slots, indices and selections."""
+"""Rows 21-24, 28, 48, 50-52, 54-61, 63, 73-76 and 103 of the seed suite: slots, indices and selections."""
 
 import pytest
 import torch
@@ -254,6 +254,15 @@ def test_row_76_selection_is_relative_to_the_rows_of_the_request():
             chosen = select_topk(scores[q, start : start + 3], 4, visible)
             assert chosen.tolist() == list(range(length)) + [-1] * (4 - length)
     assert rows.lens_Q.tolist() == [3, 2]
+
+
+def test_row_103_the_limit_of_indexer_logits_is_in_bytes():
+    """The seed converts an option in MiB once; here the argument names its unit and is used as it is."""
+    limit = 7 << 20
+    chunks = prefill_chunks([4096], [4096], ratio=4, workspace_rows=1024, max_logits_bytes=limit)
+    queries = [chunk.query_end - chunk.query_start for chunk in chunks]
+    assert queries == [1792, 1792, 512]
+    assert all(4 * 1024 * num <= limit for num in queries) and 4 * 1024 * 1793 > limit
 
 
 def test_request_vectors_expand_by_whole_repeats_only():
