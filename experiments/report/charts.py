@@ -96,7 +96,7 @@ def speedups(lines: Mapping[str, Sequence[Point]]) -> str:
     for i, (name, line) in enumerate(lines.items()):
         style = f"s{i % NUM_SERIES + 1}"
         parts.append(svg.circle(LEFT + 5, 14 + 16 * i, 4, style=f"{style} fill"))
-        parts.append(svg.text(name, LEFT + 15, 18 + 16 * i, style="tick", anchor="start"))
+        parts.append(svg.text(_short(name, 48), LEFT + 15, 18 + 16 * i, style="tick", anchor="start"))
         shift = 3.0 * (i - (len(lines) - 1) / 2)
         placed = [(x(at) + shift, one, at) for at, one in line if one.value is not None]
         parts += _with_bands([(at, one) for at, one, _ in placed], y, style, few=0)
@@ -119,7 +119,7 @@ def round_times(bars: Sequence[tuple[str, Sequence[float | None]]], *, phases: S
     parts += _legend([(f"s{i}", phase) for i, phase in enumerate(phases, start=1)], left=8)
     for i, ((name, times), total) in enumerate(zip(bars, totals, strict=True)):
         at, start = top + row * i, 0.0
-        parts.append(svg.text(name, 8, at + 15, style="tick", anchor="start"))
+        parts.append(svg.text(_short(name, 54), 8, at + 15, style="tick", anchor="start"))
         for number, (phase, value) in enumerate(zip(phases, times, strict=True), start=1):
             tip = f"{name}: {phase} {value or 0:.3f} ms of {total:.3f} ms"
             width = x(start + (value or 0)) - x(start)
@@ -193,5 +193,5 @@ def _spread(values: Sequence[int]) -> Sequence[int]:
     return values[:: -(-len(values) // 8)]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:15]}\N{HORIZONTAL ELLIPSIS}"
+def _short(name: str, most: int = 16) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

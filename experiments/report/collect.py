@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.report.settings import label_keys, named, settings_of
 from experiments.run_folder import CONFIG, ENVIRONMENT, STEPS, SUMMARY, Status, failure_of, read_json, status_of
 from specdec.step_row import SCHEMA_VERSION
 
@@ -32,12 +33,14 @@ class FinishedRun:
     """What ``config.resolved.yaml``, ``env.json`` and ``summary.json`` say of a run that is done.
 
     number    its name in the report, from 1
+    label     what stands beside its marks: number, drafter, draft length, and one or two settings more that differ
     config    the resolved configuration
     settings  keys of the configuration, of the mode that ran and of the environment, flat, as text
     accepted  number of steps that accepted 0, 1, 2, ... drafts
     """
 
     number: int
+    label: str
     path: Path
     config: Mapping[str, Any]
     settings: Mapping[str, str]
@@ -68,12 +71,6 @@ class FinishedRun:
         found = self.settings.get("drafter.num_draft_tokens", "")
         return int(found) if found.isdigit() else None
 
-    @property
-    def label(self) -> str:
-        """What stands beside its marks."""
-        drafts = "" if self.num_draft_tokens is None else f", {self.num_draft_tokens} drafted"
-        return f"#{self.number} {self.drafter}{drafts}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnfinishedRun:
@@ -97,10 +94,18 @@ def collect(folders: Sequence[Path]) -> Found:
     paths = sorted({path.resolve() for folder in folders for path in run_folders(folder)})
     read = [read_run(path) for path in paths]
     finished = sorted((run for run in read if isinstance(run, FinishedRun)), key=_order)
+    others = label_keys([run.settings for run in finished])
     return Found(
-        finished=tuple(replace(run, number=number) for number, run in enumerate(finished, start=1)),
+        finished=tuple(_named(run, number, others) for number, run in enumerate(finished, start=1)),
         unfinished=tuple(run for run in read if isinstance(run, UnfinishedRun)),
     )
+
+
+def _named(run: FinishedRun, number: int, others: Sequence[str]) -> FinishedRun:
+    """The run with its number and its label, in which ``others`` are named with their values."""
+    length = [] if run.num_draft_tokens is None else [f"{run.num_draft_tokens} drafted"]
+    label = ", ".join([f"#{number} {run.drafter}", *length, *named(run.settings, others)])
+    return replace(run, number=number, label=label)
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -140,9 +145,10 @@ def _read_done(path: Path) -> FinishedRun | UnfinishedRun:
 def _finished(path: Path, config: dict, environment: Mapping[str, Any], summary: Mapping[str, Any]) -> FinishedRun:
     return FinishedRun(
         number=0,
+        label="",
         path=path,
         config=config,
-        settings=_settings(config, summary["mode"], environment),
+        settings=settings_of(config, summary["mode"], environment),
         mode=dict(summary["mode"]),
         tokens_per_step=_measure(summary["tokens_per_step"]),
         tokens_per_step_without_loops=_measure(summary["without_loops"]["tokens_per_step"]),
@@ -170,32 +176,6 @@ def _measure(found: Mapping[str, Any]) -> Measure:
 
 def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
-
-
-ENVIRONMENT_KEYS = ("device_name", "checkpoint_hash", "prompt_set_hash", "code_hash")
-
-
-def _settings(config: dict, mode: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
-    """Flat keys; ``drafter``, ``verifier`` and ``target`` by their short names."""
-    flat = {key: _text(value) for key, value in _flat(config)}
-    for part in ("target", "verifier"):
-        flat[part] = flat.pop(f"{part}._target_")
-    flat["drafter"] = flat.pop("drafter._target_").split(".")[-2]
-    flat["verifier"] = str(mode["verifier"])
-    flat |= {f"mode.{key}": _text(value) for key, value in mode.items()}
-    return flat | {f"env.{key}": _text(environment[key]) for key in ENVIRONMENT_KEYS}
-
-
-def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _order(run: FinishedRun) -> tuple[bool, str, int, str]:

@@ -14,7 +14,7 @@ from experiments.report.views_tokens import token_view
 MARK = "specdec report"
 ASSETS = Path(__file__).parents[1] / "data" / "report"
 # Figures of their own have the runs that drafted, plain decoding comes after them; the table has all.
-MAX_FIGURES = 24
+MAX_FIGURES = 9
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 NAMES = {
     "runs": "Runs",

@@ -35,26 +35,15 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """The rows of one run."""
+    """What the report takes from the rows of one run; the other rows are let go, since a run may have very many.
 
-    steps: tuple[StepRow, ...]
-    outputs: tuple[Output, ...]
+    by_category  ``tokens_per_step`` of every category, in order of its name
+    outputs      the first MAX_OUTPUTS, each with its steps in order
+    """
 
-    @property
-    def num_rounds(self) -> int:
-        return RoundTimes.of(self.steps).num_rounds
-
-    def by_category(self) -> dict[str, Measure]:
-        """``tokens_per_step`` of every category, in order of its name."""
-        groups: dict[str, list[StepRow]] = {}
-        for row in self.steps:
-            groups.setdefault(row.category or "(none)", []).append(row)
-        return {name: _tokens_per_step(groups[name]) for name in sorted(groups)}
-
-    def steps_of(self, output: Output) -> tuple[StepRow, ...]:
-        """Steps of one output, in order."""
-        key = (output.request_id, output.turn)
-        return tuple(sorted((r for r in self.steps if (r.request_id, r.turn) == key), key=lambda row: row.step))
+    num_rounds: int
+    by_category: Mapping[str, Measure]
+    outputs: tuple[tuple[Output, tuple[StepRow, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +76,14 @@ def read_rows(path: Path) -> Rows:
     """Rows of a run folder; raises RowsError when they cannot be read."""
     try:
         steps = tuple(_step(record) for record in read_jsonl(path / STEPS))
-        outputs = tuple(_output(record) for record in read_jsonl(path / OUTPUTS))
+        outputs = tuple(_output(record) for record in read_jsonl(path / OUTPUTS)[:MAX_OUTPUTS])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RowsError(f"its rows cannot be read ({error})") from None
-    return Rows(steps=steps, outputs=outputs)
+    return Rows(
+        num_rounds=RoundTimes.of(steps).num_rounds,
+        by_category=_by_category(steps),
+        outputs=tuple((output, _steps_of(output, steps)) for output in outputs),
+    )
 
 
 def tokens_of(output: Output, steps: Sequence[StepRow], tokenizer: Any) -> tuple[Token, ...]:
@@ -146,9 +139,13 @@ STEP_FIELDS = frozenset(spec.name for spec in fields(StepRow))
 
 
 def _step(record: Mapping[str, Any]) -> StepRow:
-    known = {name: value for name, value in record.items() if name in STEP_FIELDS}
-    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return StepRow(**(known | lists))
+    return StepRow(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in record.items()
+            if name in STEP_FIELDS
+        }
+    )
 
 
 def _output(record: Mapping[str, Any]) -> Output:
@@ -159,6 +156,18 @@ def _output(record: Mapping[str, Any]) -> Output:
         output_ids=tuple(map(int, record["output_ids"])),
         finish_reason=str(record["finish_reason"]),
     )
+
+
+def _by_category(steps: Sequence[StepRow]) -> dict[str, Measure]:
+    groups: dict[str, list[StepRow]] = {}
+    for row in steps:
+        groups.setdefault(row.category or "(none)", []).append(row)
+    return {name: _tokens_per_step(groups[name]) for name in sorted(groups)}
+
+
+def _steps_of(output: Output, steps: Sequence[StepRow]) -> tuple[StepRow, ...]:
+    own = (row for row in steps if (row.request_id, row.turn) == (output.request_id, output.turn))
+    return tuple(sorted(own, key=lambda row: row.step))
 
 
 def _tokens_per_step(rows: Sequence[StepRow]) -> Measure:

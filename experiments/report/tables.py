@@ -9,12 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.report.collect import FinishedRun, Found, Measure
+from experiments.report.settings import differing
 from experiments.table import NOTHING, lossless_text
 from specdec.metrics import DEFINITIONS
 
-# Settings that say where a run's files go, not what it computes.
-HOUSEKEEPING = ("baseline", "require_lossless", "shard", "logger.")
-IDENTITY = ("drafter", "drafter.num_draft_tokens")
 PIPE_WIDTH = 240
 DEFINED = ("tokens_per_step", "loop_token_share", "speedup", "speedup_decode")
 
@@ -36,27 +34,9 @@ class Grid:
     rows: tuple[tuple[Cell, ...], ...]
 
 
-def differing(runs: Sequence[FinishedRun]) -> tuple[str, ...]:
-    """Settings that differ between runs. A key that only some drafters have counts when those that have it differ."""
-    keys = dict.fromkeys((*IDENTITY, *(key for run in runs for key in run.settings)))
-    found = []
-    for key in keys:
-        values = {run.settings[key] for run in runs if key in run.settings}
-        missing = key in IDENTITY and any(key not in run.settings for run in runs)
-        if len(values) + missing > 1 and not key.startswith(HOUSEKEEPING):
-            found.append(key)
-    return tuple(key for key in found if not _said_already(key, found))
-
-
-def _said_already(key: str, found: Sequence[str]) -> bool:
-    """A mode follows from a setting of the same name."""
-    kind, _, name = key.partition(".")
-    return kind == "mode" and any(other in found for other in (name, f"engine.{name}", f"target.{name}"))
-
-
 def run_grid(runs: Sequence[FinishedRun]) -> Grid:
     """One row a run."""
-    keys = differing(runs)
+    keys = differing([run.settings for run in runs])
     figures = (
         "tokens_per_step",
         "without loops",

@@ -62,7 +62,7 @@ def accepted_view(runs: Sequence[FinishedRun]) -> str:
 def category_view(runs: Sequence[FinishedRun], rows: Mapping[int, Rows]) -> str:
     """Tokens per step by category of prompt, for runs that drafted and whose rows could be read."""
     drafted = [run for run in runs if run.survival and run.number in rows]
-    chosen = [(run, rows[run.number].by_category()) for run in drafted]
+    chosen = [(run, rows[run.number].by_category) for run in drafted]
     tops = [one.high or one.value or 1 for _, measures in chosen for one in measures.values()]
     high = max([*tops, *(run.tokens_per_step.value or 1 for run in drafted)], default=1)
     note = "n at the right: steps. Bars: 95 % over requests, where a category has several"

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from experiments.report import charts
 from experiments.report.collect import FinishedRun, Measure, UnfinishedRun
 from experiments.report.html import definitions, details, figure, figures, section, table
-from experiments.report.tables import Cell, Grid, differing, interval, run_grid, shown_path
+from experiments.report.settings import differing, label_keys, named
+from experiments.report.tables import Cell, Grid, interval, run_grid, shown_path
 from experiments.table import lossless_text, mode_text
+
+MAX_LINES = 10
+MAX_NUMBERS = 4
 
 
 def runs_view(runs: Sequence[FinishedRun]) -> str:
@@ -69,14 +73,17 @@ def unfinished_view(runs: Sequence[UnfinishedRun]) -> str:
 
 def speedup_view(runs: Sequence[FinishedRun]) -> str:
     """Speed-up against draft length; nothing unless at least two runs have both."""
-    lines = _lines(runs, differing(runs))
+    lines = _lines(runs)
     points = [(name, at, one) for name, line in lines.items() for at, one in line]
     if len(points) < 2:
         return ""
     rows = [(name, str(at), interval(one, digits=2), str(one.n)) for name, at, one in points]
     numbers = table(_grid(("drafter", "drafted", "speedup", "n repeats"), rows))
-    drawing = charts.speedups(lines)
+    drawn = dict(list(lines.items())[:MAX_LINES])
+    drawing = charts.speedups(drawn)
     note = f"n = {len(points)} runs. Bars: the range over timing repeats, where there are several."
+    if len(drawn) < len(lines):
+        note += f" The first {len(drawn)} of {len(lines)} lines; the numbers have all."
     return section(
         "speedup",
         "Speed-up against draft length",
@@ -87,20 +94,25 @@ def speedup_view(runs: Sequence[FinishedRun]) -> str:
     )
 
 
-def _lines(runs: Sequence[FinishedRun], keys: Sequence[str]) -> dict[str, list[tuple[int, Measure]]]:
-    """Points by drafter and whatever else differs but for the draft length."""
-    lines: dict[str, list[tuple[int, Measure]]] = {}
+def _lines(runs: Sequence[FinishedRun]) -> dict[str, list[tuple[int, Measure]]]:
+    """Points by drafter and whatever else differs but for the draft length; a line names its runs."""
+    everything = [run.settings for run in runs]
+    keys = [key for key in differing(everything) if key != "drafter.num_draft_tokens"]
+    groups: dict[tuple[str | None, ...], list[FinishedRun]] = {}
     for run in runs:
-        length = run.num_draft_tokens
-        if length is None or run.speedup.value is None:
-            continue
-        others = [f"{key.rpartition('.')[2]} {run.settings[key]}" for key in _others(keys) if key in run.settings]
-        lines.setdefault(", ".join([run.drafter, *others]), []).append((length, run.speedup))
-    return {name: sorted(line, key=lambda point: point[0]) for name, line in lines.items()}
+        if run.num_draft_tokens is not None and run.speedup.value is not None:
+            groups.setdefault((run.drafter, *(run.settings.get(key) for key in keys)), []).append(run)
+    return {
+        ", ".join([group[0].drafter, *named(group[0].settings, label_keys(everything)), _numbers(group)]): sorted(
+            [(run.num_draft_tokens or 0, run.speedup) for run in group], key=lambda point: point[0]
+        )
+        for group in groups.values()
+    }
 
 
-def _others(keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if key not in ("drafter", "drafter.num_draft_tokens")]
+def _numbers(runs: Sequence[FinishedRun]) -> str:
+    numbers = " ".join(f"#{run.number}" for run in runs[:MAX_NUMBERS])
+    return numbers + (" and more" if len(runs) > MAX_NUMBERS else "")
 
 
 def _grid(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Grid:

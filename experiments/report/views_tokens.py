@@ -43,10 +43,7 @@ def token_view(runs: Sequence[FinishedRun], rows: Mapping[int, Rows]) -> str:
 
 
 def _outputs(rows: Rows, tokenizer: Any) -> str:
-    return "".join(
-        _output(output, tokens_of(output, rows.steps_of(output), tokenizer), tokenizer)
-        for output in rows.outputs[:MAX_OUTPUTS]
-    )
+    return "".join(_output(output, tokens_of(output, steps, tokenizer), tokenizer) for output, steps in rows.outputs)
 
 
 def _output(output: Output, tokens: Sequence[Token], tokenizer: Any) -> str:

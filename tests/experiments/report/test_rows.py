@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.report.rows import Output, pieces, tokens_of
+from experiments.report.settings import differing, label_keys, named
 from experiments.report.svg import Scale, text, ticks
 from specdec.metrics import StepRow
 
@@ -76,3 +77,14 @@ def test_scale_maps_ends_and_middle() -> None:
 @pytest.mark.parametrize("written", ["<a>", '"&'])
 def test_text_is_escaped(written: str) -> None:
     assert written not in text(written, 0, 0)
+
+
+def test_settings_that_differ_are_named_once_and_only_while_they_are_few() -> None:
+    plain = {"drafter": "none", "sampling.seed": "0", "engine.threads": "1", "mode.threads": "1", "baseline": "off"}
+    nextn = plain | {"drafter": "nextn", "drafter.num_draft_tokens": "3", "drafter.proposals": "greedy"}
+    hot = nextn | {"sampling.seed": "1", "engine.threads": "2", "mode.threads": "2", "baseline": "auto"}
+    assert differing([plain, nextn]) == ("drafter", "drafter.num_draft_tokens")
+    assert differing([nextn, hot]) == ("sampling.seed", "engine.threads")
+    assert label_keys([nextn, hot]) == ("sampling.seed", "engine.threads")
+    assert named(hot, label_keys([nextn, hot])) == ["seed 1", "threads 2"]
+    assert label_keys([nextn, hot | {"drafter.proposals": "sampled"}]) == ()
