@@ -65,6 +65,7 @@ class App:
     key      names the folder of a sweep's job
     is_done  whether the job of this folder need not run again
     added    groups outside of the defaults list
+    report   called at the end of a sweep with every job of it, finished or not
     """
 
     name: str
@@ -74,6 +75,7 @@ class App:
     key: Callable[[DictConfig], str]
     is_done: Callable[[Path], bool]
     added: tuple[str, ...] = ()
+    report: Callable[[Sequence[Job]], None] | None = None
 
     def main(self, arguments: Sequence[str]) -> int:
         """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
@@ -162,6 +164,8 @@ class App:
             print(f"{skipped} of {len(jobs)} jobs need not run: done, or the same as another", file=sys.stderr)
         if waiting:
             self._start(application, base, waiting)
+        if self.report is not None:
+            self.report(jobs)
         return _report_failures([job for job in jobs if not self.is_done(job.folder)])
 
     def _grid(self, application: Hydra, base: DictConfig) -> list[Job]:

@@ -14,6 +14,7 @@ from experiments.app import App
 from experiments.checkpoints import folder_of
 from experiments.fingerprint import Inputs, inputs_of, run_key
 from experiments.run_folder import Status, status_of
+from experiments.sweep_table import show_sweep
 from experiments.workloads import workload_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def app() -> App:
         key=key,
         is_done=is_done,
         added=("experiment", "sweep"),
+        report=show_sweep,
     )
 
 

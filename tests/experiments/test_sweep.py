@@ -96,6 +96,31 @@ def test_finished_jobs_are_skipped_and_interrupted_ones_run_again(
     assert status_of(second) is Status.DONE
 
 
+def test_sweep_ends_with_a_row_a_job_and_the_definitions_once(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    overrides = (*SWEEP, "drafter=none,ngram", "drafter.num_draft_tokens=1,2", "engine.repeats=1")
+    for _ in range(2):  # the second time every job is skipped, and the table is the same
+        assert run_here(*overrides) == 0
+        printed = capsys.readouterr().out
+        table = printed[printed.index("sweep of 3 jobs") :]
+        heading = next(line for line in table.splitlines() if "tokens per step" in line)
+        settings = ["drafter", "drafter.num_draft_tokens"]
+        assert [cell.strip() for cell in heading.strip("┃").split("┃")] == [
+            *settings, "tokens per step", "lossless", "speedup", "folder",
+        ]  # fmt: skip
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+        assert {tuple(row[:2]) for row in rows} == {("none", "1"), ("ngram", "1"), ("ngram", "2")}
+        folders = {job.name: read_json(job / "summary.json") for job in jobs_of(tmp_path / "multirun" / "adhoc")}
+        for row in rows:
+            value = folders[row[5]]["tokens_per_step"]["value"]
+            assert row[2].startswith(f"{value:.3f}") and row[3] == "yes"
+        assert "folders: multirun/adhoc/FOLDER" in table
+        assert printed.count("\nloop_token_share: ") == 1
+        assert table.count("engine.repeats=3 gives one") == 1
+
+
 @pytest.mark.parametrize(("mood", "reason"), [("angry", "RuntimeError: no drafts today"), ("gone", "SystemExit: 3")])
 def test_failing_job_does_not_end_the_others(
     run_here: Command,
