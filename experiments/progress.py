@@ -6,8 +6,8 @@ It is drawn only when it is told something, between rounds, and by no thread of 
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.live import Live
+from rich.text import Text
 
 
 class Progress:
@@ -15,43 +15,40 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(stderr=True) if console is None else console
-        self._bars: Bars | None = None
-        self._task: TaskID | None = None
+        self._live: Live | None = None
+        self._what, self._num_done, self._total = "", 0, 0
 
     def __enter__(self) -> "Progress":
         if self._console.file.isatty():
-            self._bars = Bars(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
+            self._live = Live(
                 console=self._console,
                 auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self._bars.start()
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-        self._bars = self._task = None
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
 
-    def begin(self, what: str, *, total: int | None = None) -> None:
-        """Say what is done now, of ``total`` requests or of nothing that can be counted."""
-        if self._bars is None:
-            return
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(what, total=total)
-        self._bars.refresh()
+    def begin(self, what: str, *, total: int = 0) -> None:
+        """Say what is done now, of ``total`` requests or, with 0, of nothing that can be counted."""
+        self._what, self._num_done, self._total = what, 0, total
+        self._draw()
 
     def advance(self) -> None:
         """One more request is done."""
-        if self._bars is not None and self._task is not None:
-            self._bars.advance(self._task)
-            self._bars.refresh()
+        self._num_done += 1
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        count = f": {self._num_done} of {self._total} requests" if self._total else " ..."
+        self._live.update(Text(f"{self._what}{count}", no_wrap=True, overflow="ellipsis"), refresh=True)
