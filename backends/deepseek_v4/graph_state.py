@@ -14,7 +14,6 @@ from backends.deepseek_v4.forward_inputs import ForwardInputs, layout_of, tokens
 from backends.deepseek_v4.plan import plan_forward
 from backends.deepseek_v4.plan_types import ForwardPlan, PlanShape, PlanSpec
 from specdec.api import GroupTable, Tables
-from specdec.cache.spec import DUMMY_PAGE
 from specdec.cache.tables import NO_PAGE
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.layout import RoundLayout
@@ -95,12 +94,13 @@ class GraphState:
         """Buffers of a pass about to be recorded: all requests live, lengths of at least the pass's width.
 
         A second capture of the same key refreshes the same tensors. Raises MetadataError for lengths or tables
-        that do not fit and UnsupportedError for a pass that is not decode.
+        that do not fit and UnsupportedError for a pass that is not decode. A group without a table has no page:
+        a pass that runs on it discards its rows (page 0 would let it write slot 0, which must stay zero).
         """
         key = self._key(inputs, len(inputs.rows))
         lengths = tuple(max(length, key.tokens_per_request) for length in inputs.seq_lens)
         layout = _layout(inputs, key, lengths)
-        self._write_tables(inputs.tables, key, len(inputs.rows), pad_page=DUMMY_PAGE)
+        self._write_tables(inputs.tables, key, len(inputs.rows))
         if key not in self._buffers:
             self._buffers[key] = self._allocate(key, layout)
         return self._write(self._buffers[key], layout, lengths)
@@ -116,7 +116,7 @@ class GraphState:
         if key not in self._buffers:
             raise MetadataError(f"no pass was captured for {key}, there are {sorted_keys(self._buffers)}")
         layout = _layout(inputs, key, inputs.seq_lens)
-        self._write_tables(inputs.tables, key, len(inputs.rows), pad_page=NO_PAGE)
+        self._write_tables(inputs.tables, key, len(inputs.rows))
         padding = num_reqs - layout.num_reqs
         return self._write(self._buffers[key], layout, inputs.seq_lens + (PAD_LENGTH,) * padding)
 
@@ -137,10 +137,10 @@ class GraphState:
             )
         return GraphKey(num_reqs=num_reqs, tokens_per_request=width)
 
-    def _write_tables(self, given: Tables, key: GraphKey, live: int, *, pad_page: int) -> None:
-        """Fill the arena rows of a pass with ``pad_page``, then copy what was given; other groups are ignored."""
+    def _write_tables(self, given: Tables, key: GraphKey, live: int) -> None:
+        """Fill the arena rows of a pass with -1, then copy what was given; other groups are ignored."""
         for group_id, arena in self._arena.items():
-            arena.pages_BC[: key.num_reqs].fill_(pad_page)
+            arena.pages_BC[: key.num_reqs].fill_(NO_PAGE)
             if arena.base_B is not None:
                 arena.base_B[: key.num_reqs].zero_()
             if group_id in given:
