@@ -14,7 +14,7 @@ import torch
 from backends.deepseek_v4.attention import Attention
 from backends.deepseek_v4.cache_groups import INDEX_STATE_GROUP, SWA_GROUP, AttentionKind, state_group
 from backends.deepseek_v4.indexer import Indexer, select_topk
-from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, PlanSpec, Reach, Segment
+from backends.deepseek_v4.plan_types import Boundaries, ForwardPlan, PlanSpec
 from backends.deepseek_v4.pool import CachePool
 from backends.deepseek_v4.rope import Rope, Rotary
 from backends.deepseek_v4.rows.missing import writable_slots
@@ -76,7 +76,7 @@ class PagedPass:
     def of(cls, plan: ForwardPlan, pool: CachePool, ropes: PassRopes, spec: PlanSpec) -> "PagedPass":
         """The pass of a plan."""
         write_slots = {g: writable_slots(slots_T, spec.rows_per_page(g)) for g, slots_T in plan.write_slots.items()}
-        selects = any(_is_selected(segment) for segment in plan.segments)
+        selects = any(segment.selects for segment in plan.segments)
         return cls(plan=plan, pool=pool, ropes=ropes, write_slots=write_slots, selects=selects)
 
     def attention(self, layer: int, attention: Attention, x_TD: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ class PagedPass:
             if self.selects:
                 q_TJD, weights_TJ = indexer.query(latent_TL, rope), indexer.weights(x_TD)
                 selections = self.select(layer, indexer, q_TJD, weights_TJ)
-        o_THD = self.attend(layer, q_THD, attention.attn_sink.float(), attention.scale, selections)
+        o_THD = self.attend(layer, q_THD, attention.attn_sink.float(), selections, scale=attention.scale)
         return attention.output(o_THD, rope)
 
     def store_keys(self, layer: int, keys_TD: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ class PagedPass:
         q_TJD = rows.prepare_query(q_TJD)
         selections = []
         for segment in self.plan.segments:
-            if not _is_selected(segment):
+            if not segment.selects:
                 selections.append(None)
                 continue
             view = segment.compressed[AttentionKind.CSA]
@@ -155,19 +155,15 @@ class PagedPass:
         layer: int,
         q_THD: torch.Tensor,
         sinks_H: torch.Tensor,
-        scale: float,
         selections: tuple[torch.Tensor | None, ...],
+        *,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         """Attention results [T, H, d] of all segments from caches that are already written."""
         step = AttentionInput(
             plan=self.plan, layer=layer, q_THD=q_THD, sinks_H=sinks_H, scale=scale, selections=selections
         )
         return attend_segments(self.pool, step, self.plan.segments)
-
-
-def _is_selected(segment: Segment) -> bool:
-    view = segment.compressed.get(AttentionKind.CSA)
-    return view is not None and view.reach is not Reach.ALL
 
 
 def _index_windows(boundaries: Boundaries) -> tuple[torch.Tensor, torch.Tensor]:

@@ -145,6 +145,12 @@ class Segment:
     window_bias_GQK: torch.Tensor
     compressed: Mapping[AttentionKind, CompressedView]
 
+    @property
+    def selects(self) -> bool:
+        """Whether the queries see more compressed rows than a CSA query attends, so that some are selected."""
+        view = self.compressed.get(AttentionKind.CSA)
+        return view is not None and view.reach is not Reach.ALL
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardPlan:

@@ -36,7 +36,7 @@ class DeepseekV4Target:
         self.backend = DeepseekV4AttentionBackend(plan_spec(model.config, pool.layout, passes), pool, passes)
         self._few_rows, self._head = None, None
         if passes.few_rows and supports(model):
-            self._few_rows = FewRowsBlocks(model.layers, model.config, constant_shapes=passes.batch_invariant)
+            self._few_rows = FewRowsBlocks(model.layers, model.config, pool, constant_shapes=passes.batch_invariant)
             self._head = product_of([model.head.weight], half=not passes.batch_invariant)
         self.vocab_size = model.config.vocab_size
         self.max_context = passes.max_context

@@ -83,7 +83,8 @@ class NextNBackend:
         )
         self._embed, self._head = embed, head
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
-        self._few_rows = FewRowsNextN(model, embed, head) if config.few_rows and supports(model) else None
+        is_fused = config.few_rows > 0 and supports(model)
+        self._few_rows = FewRowsNextN(model, pool, embed=embed, head=head) if is_fused else None
         self._eager = self._step_buffers(config.max_batch)
         self._captured: StepBuffers | None = None
         self._graphs: GraphState | None = None

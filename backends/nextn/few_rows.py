@@ -7,6 +7,7 @@ from backends.deepseek_v4.few_rows.block import FewRowsBlocks
 from backends.deepseek_v4.few_rows.norms import RowNorm
 from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.paged import PagedPass
+from backends.deepseek_v4.pool import CachePool
 from backends.nextn.model import NextNModel
 
 # Rows of the embedding that are projected at once when the table is made.
@@ -20,11 +21,11 @@ class FewRowsNextN:
     vocabulary beforehand.
     """
 
-    def __init__(self, model: NextNModel, embed: nn.Embedding, head: nn.Linear) -> None:
+    def __init__(self, model: NextNModel, pool: CachePool, *, embed: nn.Embedding, head: nn.Linear) -> None:
         layer, config = model.layer, model.config
         self._model = model
         self._zero_first = config.zero_first_nextn_embedding
-        self._blocks = FewRowsBlocks((layer,), config, constant_shapes=False)
+        self._blocks = FewRowsBlocks((layer,), config, pool, constant_shapes=False)
         self._streams_norm = RowNorm(layer.hnorm.weight, config.rms_norm_eps)
         self._streams_product = product_of([layer.h_proj.weight])
         self._head_product = product_of([head.weight])

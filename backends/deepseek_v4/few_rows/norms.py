@@ -4,13 +4,16 @@ import torch
 
 
 class RowNorm:
-    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis of float32 tensors; None: no weight."""
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis of float32 tensors.
 
-    def __init__(self, weight: torch.Tensor | None, eps: float) -> None:
-        self._weight = None if weight is None else weight.detach().float().clone()
-        self._eps = torch.tensor(eps)
+    With D values in a row the divisor is ``sqrt(|x|^2 + D * eps) / sqrt(D)``: the hypotenuse of two lengths.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        dim = weight.shape[-1]
+        self._weight = weight.detach().float() * dim**0.5
+        self._floor = torch.tensor((dim * eps) ** 0.5)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        normed = x * torch.addcmul(self._eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
-        return normed if self._weight is None else normed.mul_(self._weight)
+        return x.div(torch.hypot(norm, self._floor)).mul_(self._weight)

@@ -12,9 +12,11 @@ from backends.deepseek_v4.few_rows.compression import FewRowsCompressor
 from backends.deepseek_v4.few_rows.experts import FewRowsExperts
 from backends.deepseek_v4.few_rows.mixing import HostMixing, mix_out
 from backends.deepseek_v4.few_rows.norms import RowNorm
+from backends.deepseek_v4.few_rows.selection import index_scores, select_first
 from backends.deepseek_v4.hyper_connections import HyperWeights
 from backends.deepseek_v4.hyper_connections import mix_in as plain_mix_in
 from backends.deepseek_v4.hyper_connections import mix_out as plain_mix_out
+from backends.deepseek_v4.indexer import Indexer, select_topk
 from backends.deepseek_v4.moe import MixtureOfExperts
 from backends.deepseek_v4.norms import rms_norm
 from backends.deepseek_v4.ops.sinkhorn import reference, scalar
@@ -119,10 +121,29 @@ def test_pooling_of_few_windows_equals_the_compressor(small_config, ratio, num_w
         torch.testing.assert_close(got, compressor.pool(rows, valid, rope), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("num_groups", "width", "num_rows"), [(1, 1, 75), (2, 4, 20), (3, 2, 40), (1, 4, 9), (1, 1, 700)]
+)
+@pytest.mark.parametrize("with_ties", [True, False])
+def test_selection_of_few_queries_equals_the_plain_one(num_groups, width, num_rows, with_ties):
+    scores_GMC = torch.randn(num_groups, width, num_rows)
+    scores_GMC = scores_GMC.round() if with_ties else scores_GMC
+    counts_GM1 = torch.randint(0, num_rows + 1, (num_groups, width, 1))
+    expected = select_topk(scores_GMC, 8, torch.arange(num_rows) < counts_GM1)
+    assert select_first(scores_GMC, 8, counts_GM1.flatten().tolist()).equal(expected)
+
+
+def test_index_scores_equal_the_indexer(small_config):
+    indexer = Indexer(small_config)
+    q = torch.randn(2, 3, indexer.num_heads, indexer.head_dim)
+    weights, keys = torch.randn(2, 3, indexer.num_heads), torch.randn(2, 11, indexer.head_dim)
+    torch.testing.assert_close(index_scores(q, weights, keys), indexer.scores(q, weights, keys))
+
+
 def test_row_norm_equals_rms_norm():
     x = torch.randn(3, 5, 64) * torch.tensor([1e-4, 1.0, 1e4]).view(3, 1, 1)
-    for weight in (None, torch.randn(64)):
-        torch.testing.assert_close(RowNorm(weight, 1e-6)(x), rms_norm(x, weight, 1e-6))
+    weight = torch.randn(64)
+    torch.testing.assert_close(RowNorm(weight, 1e-6)(x), rms_norm(x, weight, 1e-6))
 
 
 def test_the_fused_path_equals_the_plain_one(world_of, text):
