@@ -4,11 +4,13 @@ The gate is part of the shared expert's product; choice and weights are worked o
 nobody chose is not touched. Same mathematics as ``moe``.
 """
 
+from collections.abc import Sequence
 from math import exp, log1p, sqrt
 
 import numpy as np
 import torch
 
+from backends.deepseek_v4.few_rows.mixing import float_tensor
 from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.moe import ExpertPath, MixtureOfExperts
 
@@ -61,19 +63,22 @@ class FewRowsExperts:
 
     def _run(self, x_TD: torch.Tensor, up_TF: torch.Tensor, pairs: list[tuple[int, int, float]]) -> torch.Tensor:
         """Shared expert and the (expert, token, weight) pairs, sorted by expert: one product per chosen expert."""
-        num_tokens, num_pairs = len(x_TD), len(pairs)
+        num_tokens = len(x_TD)
         experts, tokens, weights = zip(*pairs, strict=True)
-        chosen = sorted(set(experts))
-        sizes = [experts.count(e) for e in chosen]
-        # NumPy gathers a few rows in a fraction of the time that torch takes.
-        rows_PD = torch.from_numpy(x_TD.numpy()[list(tokens)])
+        if num_tokens == 1:
+            chosen, sizes = experts, [1] * len(pairs)
+            rows_PD, weights_TP = x_TD.expand(len(pairs), -1), float_tensor(weights).unsqueeze(0)
+        else:
+            chosen = sorted(set(experts))
+            sizes = [experts.count(e) for e in chosen]
+            # NumPy gathers a few rows in a fraction of the time that torch takes.
+            rows_PD = torch.from_numpy(x_TD.numpy()[list(tokens)])
+            weights_TP = _spread(weights, tokens, num_tokens)
         ups = [self._ups[e](part) for e, part in zip(chosen, rows_PD.split_with_sizes(sizes), strict=True)]
         active = _activate(torch.cat([up_TF, *ups]), self._width, self._limit)
         shared, *routed = active.split_with_sizes([num_tokens, *sizes])
         downs = [self._downs[e](part) for e, part in zip(chosen, routed, strict=True)]
-        weights_TP = np.zeros((num_tokens, num_pairs), dtype=np.float32)
-        weights_TP[tokens, range(num_pairs)] = weights
-        return self._shared_down(shared).addmm_(torch.from_numpy(weights_TP), torch.cat(downs))
+        return self._shared_down(shared).addmm_(weights_TP, torch.cat(downs))
 
     def _shared(self, up_TF: torch.Tensor) -> torch.Tensor:
         return self._shared_down(_activate(up_TF, self._width, self._limit))
@@ -82,6 +87,13 @@ class FewRowsExperts:
         ids_TK = torch.tensor([[e for e, _ in choice] for choice in chosen])
         weights_TK = torch.tensor([[w for _, w in choice] for choice in chosen])
         return self._experts(x_TD, ids_TK, weights_TK, ExpertPath.ALL)
+
+
+def _spread(weights: Sequence[float], tokens: Sequence[int], num_tokens: int) -> torch.Tensor:
+    """Matrix [T, P] that adds up the outputs of P pairs: the weight of pair p in the row of its token."""
+    weights_TP = np.zeros((num_tokens, len(weights)), dtype=np.float32)
+    weights_TP[tokens, range(len(weights))] = weights
+    return torch.from_numpy(weights_TP)
 
 
 def _activate(joined_PF: torch.Tensor, width: int, limit: float) -> torch.Tensor:

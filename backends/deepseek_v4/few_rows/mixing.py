@@ -5,7 +5,8 @@ from four tokens on in NumPy, where a call costs some 70 us. The streams are mov
 mathematics as ``hyper_connections``.
 """
 
-from math import sqrt, tanh
+from collections.abc import Sequence
+from math import hypot, tanh
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ class HostMixing:
 
     def __init__(self, weights: HyperWeights, config: DeepseekV4Config) -> None:
         num = config.hc_mult
-        self._fn_t = weights.fn.detach().float().t().contiguous()
-        base = weights.base.tolist()
-        self._pre_base, self._post_base, self._comb_base = base[:num], base[num : 2 * num], base[2 * num :]
-        self._scales = weights.scale.tolist()
-        self._base_M, self._scale_M = np.array(base, dtype=np.float32), _per_mix(self._scales, num)
         self._num, self._width = num, num * config.hidden_size
-        self._sinkhorn = BatchedSinkhorn(num, config.hc_sinkhorn_iters, config.hc_eps)
-        self._rounds, self._hc_eps, self._rms_eps = config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps
+        self._rounds, self._hc_eps = config.hc_sinkhorn_iters, config.hc_eps
+        self._sinkhorn = BatchedSinkhorn(num, self._rounds, self._hc_eps)
+        # A logit is scale * mix * sqrt(width) / hypot(|streams|, floor) + base; a sigmoid takes half of it.
+        self._floor = (self._width * config.rms_norm_eps) ** 0.5
+        factor_M = np.repeat([0.5, 0.5, 1.0], (num, num, num * num))
+        scale_M = np.repeat(weights.scale.tolist(), (num, num, num * num)) * factor_M * self._width**0.5
+        base_M = np.array(weights.base.tolist()) * factor_M
+        self._fn_t = (weights.fn.detach().double() * torch.from_numpy(scale_M)[:, None]).float().t().contiguous()
+        self._base_M, self._base = base_M.astype(np.float32), base_M.tolist()
 
     def mix_in(self, streams_TSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Input [T, D] of the sub-block, and [T, S, S + 1] that ``mix_out`` applies."""
@@ -43,45 +46,37 @@ class HostMixing:
         pre: list[float] = []
         out: list[float] = []
         for mixes, norm in zip(mixes_TM.tolist(), norm_T.tolist(), strict=True):
-            self._decide(mixes, 1.0 / sqrt(norm * norm / self._width + self._rms_eps), pre, out)
+            self._decide(mixes, 1.0 / hypot(norm, self._floor), pre, out)
         pre_T1S = float_tensor(pre).view(-1, 1, num)
         return torch.bmm(pre_T1S, streams_TSD).squeeze(1), float_tensor(out).view(-1, num, num + 1)
 
     def _decide_many(self, mixes_TM: np.ndarray, norm_T: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """``_decide`` of all tokens at once: input weights [T, 1, S] and mix [T, S, S + 1]."""
         num, num_tokens = self._num, len(norm_T)
-        rms_T1 = np.sqrt(norm_T * norm_T / self._width + self._rms_eps)[:, None]
-        logits_TM = mixes_TM * self._scale_M
-        logits_TM /= rms_T1
+        logits_TM = mixes_TM / np.hypot(norm_T, self._floor)[:, None]
         logits_TM += self._base_M
-        gates_TG = np.tanh(0.5 * logits_TM[:, : 2 * num])
+        gates_TG = np.tanh(logits_TM[:, : 2 * num])
         mix_TSR = np.empty((num_tokens, num, num + 1), dtype=np.float32)
-        comb_TC = self._sinkhorn(logits_TM[:, 2 * num :])
-        mix_TSR[:, :, :num] = comb_TC.reshape(num_tokens, num, num).transpose(0, 2, 1)
-        mix_TSR[:, :, num] = 1.0 + gates_TG[:, num:]
-        pre_TS = 0.5 * gates_TG[:, :num] + (0.5 + self._hc_eps)
+        comb_TSS = self._sinkhorn(logits_TM[:, 2 * num :]).reshape(num_tokens, num, num)
+        mix_TSR[:, :, :num] = comb_TSS.transpose(0, 2, 1)
+        np.add(gates_TG[:, num:], 1.0, out=mix_TSR[:, :, num])
+        pre_TS = 0.5 * gates_TG[:, :num]
+        pre_TS += 0.5 + self._hc_eps
         return torch.from_numpy(pre_TS).unsqueeze(1), torch.from_numpy(mix_TSR)
 
-    def _decide(self, mixes: list[float], rms: float, pre: list[float], out: list[float]) -> None:
+    def _decide(self, mixes: list[float], inverse: float, pre: list[float], out: list[float]) -> None:
         """Append one token's S input weights and its S rows of (S stream shares, share of the output)."""
         num, floor = self._num, self._hc_eps + 0.5
-        # sigmoid(x) as 0.5 + 0.5 * tanh(x / 2), which cannot overflow.
-        half_pre, half_post, s_comb = (scale * rms for scale in self._scales)
-        half_pre, half_post = 0.5 * half_pre, 0.5 * half_post
-        pre += [floor + 0.5 * tanh(m * half_pre + 0.5 * b) for m, b in zip(mixes, self._pre_base, strict=False)]
-        logits = [m * s_comb + b for m, b in zip(mixes[2 * num :], self._comb_base, strict=True)]
-        comb = scalar.sinkhorn(logits, self._rounds, self._hc_eps)
-        for i, base in enumerate(self._post_base):
+        logits = [m * inverse + b for m, b in zip(mixes, self._base, strict=True)]
+        # sigmoid(x) is 0.5 + 0.5 * tanh(x / 2), which cannot overflow.
+        pre += [floor + 0.5 * tanh(x) for x in logits[:num]]
+        comb = scalar.sinkhorn(logits[2 * num :], self._rounds, self._hc_eps)
+        for i in range(num):
             out += comb[i::num]
-            out.append(1.0 + tanh(mixes[num + i] * half_post + 0.5 * base))
+            out.append(1.0 + tanh(logits[num + i]))
 
 
-def _per_mix(scales: list[float], num: int) -> np.ndarray:
-    """The scale of every mix: S input weights, S output weights, S * S stream weights."""
-    return np.repeat(np.array(scales, dtype=np.float32), (num, num, num * num))
-
-
-def float_tensor(values: list[float]) -> torch.Tensor:
+def float_tensor(values: Sequence[float]) -> torch.Tensor:
     """A float32 vector; through NumPy, which is several times faster than ``torch.tensor`` for a short list."""
     return torch.from_numpy(np.array(values, dtype=np.float32))
 

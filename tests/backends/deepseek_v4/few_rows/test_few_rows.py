@@ -61,16 +61,14 @@ def test_host_mixing_equals_hyper_connections(small_config: DeepseekV4Config, nu
         scale=torch.randn(3) * scale,
     )
     streams_TSD = torch.randn(num_tokens, num_streams, config.hidden_size)
+    # A logit of some thousands is itself known to 1e-4 only.
+    tolerance = {"atol": 1e-5 * max(1.0, scale / 30), "rtol": 1e-4 * max(1.0, scale / 30)}
     expected = plain_mix_in(streams_TSD, weights, config)
     x_TD, mix_TSR = HostMixing(weights, config).mix_in(streams_TSD)
-    torch.testing.assert_close(x_TD, expected.input, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(x_TD, expected.input, **tolerance)
     output_TD = torch.randn(num_tokens, config.hidden_size)
-    torch.testing.assert_close(
-        mix_out(output_TD, streams_TSD, mix_TSR),
-        plain_mix_out(output_TD, streams_TSD, expected),
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    got, wanted = mix_out(output_TD, streams_TSD, mix_TSR), plain_mix_out(output_TD, streams_TSD, expected)
+    torch.testing.assert_close(got, wanted, **tolerance)
 
 
 def randomised_experts(config, layer):
