@@ -62,7 +62,7 @@ def test_a_pass_is_planned_and_attended_without_reading_the_device(small_config,
             if attention.indexer is not None:
                 indexer = attention.indexer
                 states_TD = torch.zeros(num_tokens, indexer.compressor.state_width, device=META)
-                paged.store_index_states(i, indexer, states_TD)
+                paged.store_index_states(i, indexer.compressor, states_TD)
                 q_TJD = torch.zeros(num_tokens, indexer.num_heads, indexer.head_dim, device=META)
                 selections = paged.select(i, indexer, q_TJD, q_TJD[..., 0])
             out_THD = paged.attend(i, q_THD, attention.attn_sink, attention.scale, selections)
