@@ -65,7 +65,7 @@ def test_a_pass_is_planned_and_attended_without_reading_the_device(small_config,
                 paged.store_index_states(i, indexer.compressor, states_TD)
                 q_TJD = torch.zeros(num_tokens, indexer.num_heads, indexer.head_dim, device=META)
                 selections = paged.select(i, indexer, q_TJD, q_TJD[..., 0])
-            out_THD = paged.attend(i, q_THD, attention.attn_sink, attention.scale, selections)
+            out_THD = paged.attend(i, q_THD, attention.attn_sink, selections, scale=attention.scale)
             assert out_THD.shape == q_THD.shape
 
 
