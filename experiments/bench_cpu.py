@@ -235,7 +235,12 @@ def nextn_times(loaded: LoadedV4, prompts: Sequence[tuple[int, ...]], one: Time)
     times = {}
     for num_drafts in DRAFT_TOKENS:
         engine = engine_of(loaded, NextnConfig(num_draft_tokens=num_drafts, proposals="greedy"), 1)
-        times[num_drafts] = Time.of([r.draft_us / 1e6 for r in decode(engine, prompts[:NUM_PROMPTS]) if r.draft_us])
+        samples_us: list[float] = []
+        for prompt in prompts[:NUM_PROMPTS]:
+            # The last rounds of a request draft fewer tokens.
+            samples_us += [record.draft_us for record in decode(engine, [prompt])[: -many - 1]]
+            engine.rounds.clear()
+        times[num_drafts] = Time.of([each / 1e6 for each in samples_us])
         ratio = _times(times[num_drafts].over(one))
         print(f"drafting {num_drafts} tokens         {times[num_drafts]}   {ratio} a pass of one")
     step = Time(
