@@ -10,7 +10,7 @@ import torch
 
 from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
 from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
-from backends.deepseek_v4.few_rows.products import product_of
+from backends.deepseek_v4.few_rows.head import FewRowsHead
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.moe import ExpertPath
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
@@ -37,7 +37,9 @@ class DeepseekV4Target:
         self._few_rows, self._head = None, None
         if passes.few_rows and supports(model):
             self._few_rows = FewRowsBlocks(model.layers, model.config, pool, constant_shapes=passes.batch_invariant)
-            self._head = product_of([model.head.weight], half=not passes.batch_invariant)
+            self._head = FewRowsHead(
+                model.hc_head, model.norm.weight, model.head.weight, model.config, half=not passes.batch_invariant
+            )
         self.vocab_size = model.config.vocab_size
         self.max_context = passes.max_context
         self.device = pool.device
@@ -147,7 +149,7 @@ class DeepseekV4Target:
         if is_part and not self.passes.batch_invariant:
             streams_TSD, is_part = streams_TSD.index_select(0, index_R), False
         if self._few_rows is not None and len(streams_TSD) <= self.passes.few_rows:
-            logits_TV = self._head(self.model.hidden(streams_TSD))
+            logits_TV = self._head(streams_TSD)
         else:
             logits_TV = self.model.logits(streams_TSD)
         return logits_TV.index_select(0, index_R) if is_part else logits_TV

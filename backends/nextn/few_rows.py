@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from backends.deepseek_v4.few_rows.block import FewRowsBlocks
+from backends.deepseek_v4.few_rows.head import FewRowsHead
 from backends.deepseek_v4.few_rows.norms import RowNorm
 from backends.deepseek_v4.few_rows.products import product_of
 from backends.deepseek_v4.paged import PagedPass
@@ -17,18 +18,19 @@ TABLE_ROWS = 1024
 class FewRowsNextN:
     """Fused copies of the draft module's weights; made once, never trained.
 
+    logits  own streams [B, S, D] -> draft logits, float32 [B, V]
+
     What a token's embedding adds to the streams depends on the token alone, so it is worked out for the whole
     vocabulary beforehand.
     """
 
     def __init__(self, model: NextNModel, pool: CachePool, *, embed: nn.Embedding, head: nn.Linear) -> None:
         layer, config = model.layer, model.config
-        self._model = model
         self._zero_first = config.zero_first_nextn_embedding
         self._blocks = FewRowsBlocks((layer,), config, pool, constant_shapes=False)
         self._streams_norm = RowNorm(layer.hnorm.weight, config.rms_norm_eps)
         self._streams_product = product_of([layer.h_proj.weight])
-        self._head_product = product_of([head.weight])
+        self.logits = FewRowsHead(layer.hc_head, layer.norm.weight, head.weight, config, half=True)
         with torch.no_grad():
             parts = [layer.e_proj(layer.enorm(rows)) for rows in embed.weight.split(TABLE_ROWS)]
         self._token_terms_VD = torch.cat(parts)
@@ -42,7 +44,3 @@ class FewRowsNextN:
         normed_XD = self._streams_norm(streams_TSD).view(-1, streams_TSD.shape[-1])
         combined_TSD = self._streams_product(normed_XD).view(streams_TSD.shape).add_(terms_TD.unsqueeze(1))
         return self._blocks.runner(paged, tokens_T)(0, combined_TSD)
-
-    def logits(self, streams_BSD: torch.Tensor) -> torch.Tensor:
-        """Draft logits, float32 [B, V], of own streams."""
-        return self._head_product(self._model.hidden(streams_BSD))

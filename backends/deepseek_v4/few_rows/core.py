@@ -7,6 +7,7 @@ runs two products around a softmax. Same mathematics as ``segments``.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from backends.deepseek_v4.cache_groups import AttentionKind
@@ -53,14 +54,19 @@ def _outlook(segment: Segment, kinds: Sequence[AttentionKind], num_heads: int) -
     for kind in set(kinds):
         view = segment.compressed.get(kind)
         bias_GQK = segment.window_bias_GQK if view is None else view.bias_GQK
-        num_groups, rows = segment.num_groups, segment.width * num_heads
-        window, num_columns = segment.window_slots_GK.shape[1], bias_GQK.shape[2]
-        own_GQK = bias_GQK.new_empty(num_groups, rows, num_columns + 1)
-        own_GQK[:, :, :window] = bias_GQK[:, :, :window]
-        own_GQK[:, :, window + 1 :] = bias_GQK[:, :, window:]
-        sinks_GMH = own_GQK.select(2, window).view(num_groups, segment.width, num_heads)
+        own_GQK = _with_sink(bias_GQK.numpy(), segment.window_slots_GK.shape[1], segment.width * num_heads)
+        sinks_GMH = own_GQK.select(2, slots_GK.shape[1] - 1).view(segment.num_groups, segment.width, num_heads)
         sights[kind] = Sight(slots_GK=slots_GK, bias_GQK=own_GQK, sinks_GMH=sinks_GMH, view=view)
     return Outlook(segment=segment, sights=sights)
+
+
+def _with_sink(bias_GQK: np.ndarray, num_window: int, num_rows: int) -> torch.Tensor:
+    """A copy of a bias with one more column after the window's, for ``num_rows`` rows of scores."""
+    num_groups, _, num_columns = bias_GQK.shape
+    own_GQK = np.zeros((num_groups, num_rows, num_columns + 1), dtype=np.float32)
+    own_GQK[:, :, :num_window] = bias_GQK[:, :, :num_window]
+    own_GQK[:, :, num_window + 1 :] = bias_GQK[:, :, num_window:]
+    return torch.from_numpy(own_GQK)
 
 
 class FewRowsCore:

@@ -10,6 +10,7 @@ from backends.deepseek_v4.config import CSA_RATIO, HCA_RATIO, DeepseekV4Config
 from backends.deepseek_v4.few_rows.block import supports
 from backends.deepseek_v4.few_rows.compression import FewRowsCompressor
 from backends.deepseek_v4.few_rows.experts import FewRowsExperts
+from backends.deepseek_v4.few_rows.head import FewRowsHead
 from backends.deepseek_v4.few_rows.mixing import HostMixing, mix_out
 from backends.deepseek_v4.few_rows.norms import RowNorm
 from backends.deepseek_v4.few_rows.selection import index_scores, select_first
@@ -136,6 +137,15 @@ def test_index_scores_equal_the_indexer(small_config):
     q = torch.randn(2, 3, indexer.num_heads, indexer.head_dim)
     weights, keys = torch.randn(2, 3, indexer.num_heads), torch.randn(2, 11, indexer.head_dim)
     torch.testing.assert_close(index_scores(q, weights, keys), indexer.scores(q, weights, keys))
+
+
+def test_few_rows_head_equals_the_model(small_config, random_model):
+    model = random_model(small_config)
+    streams_TSD = torch.randn(3, small_config.hc_mult, small_config.hidden_size)
+    for half in (True, False):
+        head = FewRowsHead(model.hc_head, model.norm.weight, model.head.weight, small_config, half=half)
+        with torch.no_grad():
+            torch.testing.assert_close(head(streams_TSD), model.logits(streams_TSD), atol=1e-5, rtol=1e-4)
 
 
 def test_row_norm_equals_rms_norm():
