@@ -85,7 +85,7 @@ def test_row_66_the_joint_norm_of_queries_and_key_equals_two_norms():
     weights = torch.ones(5, 64)
     weights[-1] = weight_D
     joint = RowNorm(weights, 1e-6)(torch.cat([q_THD, key_TD.unsqueeze(1)], dim=1))
-    assert joint[:, :4].equal(RowNorm(None, 1e-6)(q_THD))
+    assert joint[:, :4].equal(RowNorm(torch.ones(64), 1e-6)(q_THD))
     assert joint[:, 4].equal(RowNorm(weight_D, 1e-6)(key_TD))
     torch.testing.assert_close(joint[:, 4], F.rms_norm(key_TD, (64,), weight_D, 1e-6))
 

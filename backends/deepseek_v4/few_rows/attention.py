@@ -59,20 +59,21 @@ def turn(x_THD: torch.Tensor, turns_T1P: torch.Tensor) -> torch.Tensor:
 class FewRowsAttention:
     """Fused copies of one layer's attention weights; made once, never trained."""
 
-    def __init__(self, attention: Attention, *, half: bool) -> None:
-        """``half`` allows weights in half precision; see ``product_of``."""
+    def __init__(self, attention: Attention, *, constant_shapes: bool) -> None:
+        """``constant_shapes``: rows may not depend on each other; weights stay float32, windows are pooled alike."""
+        half, pooling = not constant_shapes, _plain if constant_shapes else FewRowsCompressor
         self._num_heads, self._dim = attention.num_heads, attention.head_dim
         self._compressor, self._indexer = None, attention.indexer
         self._sinks = attention.attn_sink.detach().float()
         inputs = [attention.wq_a.weight, attention.wkv.weight]
         if attention.compressor is not None:
             inputs += [attention.compressor.wkv.weight, attention.compressor.wgate.weight]
-            self._compressor = FewRowsCompressor(attention.compressor)
+            self._compressor = pooling(attention.compressor)
             self._ape = _state_bias(attention.compressor)
         if attention.indexer is not None:
             inner = attention.indexer.compressor
             inputs += [inner.wkv.weight, inner.wgate.weight, attention.indexer.weights_proj.weight]
-            self._index_compressor = FewRowsCompressor(inner)
+            self._index_compressor = pooling(inner)
             self._index_ape = _state_bias(inner)
             self._index_queries = product_of([attention.indexer.wq_b.weight], half=half)
         self._inputs, self._input_sizes = product_of(inputs, half=half), _sizes(attention)
@@ -126,6 +127,10 @@ class FewRowsAttention:
             )
             selections.append(select_first(scores_GMC, seen.select_k, counts))
         return tuple(selections)
+
+
+def _plain(compressor: Compressor) -> Compressor:
+    return compressor
 
 
 def _head_weights(attention: Attention) -> torch.Tensor:

@@ -32,7 +32,7 @@ class FewRowsBlock:
         self._attn_norm = RowNorm(block.attn_norm.weight, config.rms_norm_eps)
         self._ffn_norm = RowNorm(block.ffn_norm.weight, config.rms_norm_eps)
         self._attn_mixing, self._ffn_mixing = HostMixing(block.hc_attn, config), HostMixing(block.hc_ffn, config)
-        self._attention = FewRowsAttention(block.attn, half=not constant_shapes)
+        self._attention = FewRowsAttention(block.attn, constant_shapes=constant_shapes)
         self._experts = FewRowsExperts(block.ffn, all_experts=constant_shapes, half=not constant_shapes)
 
     def __call__(
