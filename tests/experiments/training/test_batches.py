@@ -10,7 +10,7 @@ from specdec.errors import WorkloadError
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(4, 9), st.integers(1, 3), st.integers(30, 200), st.integers(0, 5))
+@given(st.integers(4, 9), st.integers(1, 3), st.integers(40, 200), st.integers(0, 5))
 def test_windows_are_runs_of_the_stream_and_disjoint_within_a_pass(length, sequences, size, seed):
     batches = WindowBatches(torch.arange(size), length=length, sequences=sequences, seed=seed, device="cpu")
     for number in range(2):
