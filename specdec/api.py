@@ -38,6 +38,7 @@ __all__ = [
     "ForwardMode",
     "GroupTable",
     "LAST_LAYER",
+    "PackedPass",
     "Proposal",
     "RoundLayout",
     "SamplingView",
@@ -93,6 +94,22 @@ class GroupTable:
 
 
 Tables = Mapping[str, GroupTable]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedPass:
+    """A pass as device tensors of constant shape, so that it can be recorded once and replayed.
+
+    tokens_T     int64
+    positions_T  int32; -1 for a padding token, which sees nothing and writes nothing
+    reqs_T       int32 row of ``tables`` that each token belongs to; padding tokens have a valid row too
+    tables       block tables; a group's table may be wider than its requests need (-1 there)
+    """
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    reqs_T: torch.Tensor
+    tables: Tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
