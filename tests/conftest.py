@@ -1,5 +1,6 @@
 """Shared fixtures: one seed, one thread, NaN-filled allocations, and the gpu marker."""
 
+import os
 import random
 
 import numpy as np
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
