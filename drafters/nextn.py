@@ -41,7 +41,7 @@ class NextnConfig:
 
     @property
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(hidden_layers=(LAST_LAYER,), draft_backend=True)
+        return DrafterNeeds(hidden_layers=(LAST_LAYER,), draft_backend=True, capturable=True)
 
     def build(self, setup: DraftSetup) -> Drafter:
         """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
@@ -63,7 +63,10 @@ class NextnDrafter:
         self._backend = backend
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
-        """Catch up over the pass, then draft; the catch-up happens even when nobody wants tokens."""
+        """Catch up over the pass, then draft; the catch-up happens even when nobody wants tokens.
+
+        The host's limits decide how many steps there are, the device's how many tokens of each request count.
+        """
         logits_BV = self._backend.begin_draft(inputs)
         limits = [
             min(limit, self.num_draft_tokens) if wanted else 0
@@ -72,7 +75,7 @@ class NextnDrafter:
         num_steps = max(limits, default=0)
         if num_steps == 0:
             return None
-        limits_B = torch.tensor(limits, dtype=torch.int64, device=logits_BV.device)
+        limits_B = inputs.limits_B.clamp(max=self.num_draft_tokens)
         drafts = self._draft(inputs, logits_BV, limits_B, num_steps)
         return _proposal(drafts, limits_B)
 

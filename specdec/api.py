@@ -36,6 +36,8 @@ __all__ = [
     "DrafterConfig",
     "DrafterNeeds",
     "ForwardMode",
+    "GraphDraftBackend",
+    "GraphTarget",
     "GroupTable",
     "LAST_LAYER",
     "PackedPass",
@@ -74,11 +76,14 @@ class DrafterNeeds:
                    before the head (for V4 the S streams, flattened to D = S * hidden_size)
     history        whether it reads token ids of the request (forces the round to be read on the host first)
     draft_backend  whether it runs a model with its own buffers under the target's page ids
+    capturable     whether ``propose`` is made of device operations only, decided by ``wanted_B`` and ``max_draft_B``
+                   as constants, so that a captured round may record it; then it reads ``limits_B`` for the rest
     """
 
     hidden_layers: tuple[int, ...] = ()
     history: bool = False
     draft_backend: bool = False
+    capturable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +201,10 @@ class Proposal:
 class DraftInput:
     """What a drafter sees after a target pass: prompt chunks and verified rows alike (ragged catch-up).
 
+    In a captured round all host values are constants of the recording: ``layout`` has B requests of N rows at
+    positions that mean nothing, every request wants ``max_draft_B`` tokens, and what holds for the round at hand
+    is in ``packed`` and in the tensors. A padding request has length 0, nothing committed and no pages.
+
     layout           the pass that the target just ran (rows, positions, query lengths)
     next_tokens_T    int64; entry of packed row t is the token at position p(t) + 1
     hidden_TD        target states of the declared layers, concatenated in declared order; None if none declared
@@ -204,9 +213,11 @@ class DraftInput:
     seq_lens_B       int64 positions whose target K/V is committed
     wanted_B         whether the request wants a proposal (False: in mid-prompt, or finished)
     max_draft_B      most tokens that may be drafted for the request now (page, context and width limits)
+    limits_B         int64 the same on the device: ``max_draft_B`` where wanted, else 0
     sampling         how each request samples
     histories        per request all known tokens, prompt and output; read only; empty unless declared needed
     tables           block tables of the pass, shared with the target
+    packed           the pass as device tensors in a captured round, [B * N] request-major; None in an eager one
     """
 
     layout: RoundLayout
@@ -217,9 +228,11 @@ class DraftInput:
     seq_lens_B: torch.Tensor
     wanted_B: tuple[bool, ...]
     max_draft_B: tuple[int, ...]
+    limits_B: torch.Tensor
     sampling: SamplingView
     histories: Sequence[Sequence[int]]
     tables: Tables
+    packed: PackedPass | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,6 +284,19 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class GraphTarget(Target, Protocol):
+    """A target whose pass can be recorded in a CUDA graph and replayed."""
+
+    def forward_packed(self, packed: PackedPass, *, hidden_layers: tuple[int, ...] = ()) -> TargetOutput:
+        """Run a pass of constant shape and write the caches in place; device work only.
+
+        Nothing is read from the device, copied to it from the host or decided by a value, so that the call may be
+        recorded. ``logits_RV`` and ``hidden_TD`` have a row for every packed token (R = T); those of padding tokens
+        (position -1) are unspecified but finite.
+        """
+
+
+@runtime_checkable
 class DraftBackend(Protocol):
     """A draft model with its own buffers under the target's page ids."""
 
@@ -284,6 +310,26 @@ class DraftBackend(Protocol):
 
     def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
         """One draft step at position ``seq_lens_B - 1``; returns logits_BV."""
+
+
+@runtime_checkable
+class GraphDraftBackend(DraftBackend, Protocol):
+    """A draft model whose catch-up and steps can be recorded; ``begin_draft`` dispatches on ``DraftInput.packed``."""
+
+    def begin_packed_draft(
+        self,
+        packed: PackedPass,
+        *,
+        hidden_TD: torch.Tensor,
+        next_tokens_T: torch.Tensor,
+        num_committed_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """``begin_draft`` of a packed pass of T = B * N tokens, request-major; device work only.
+
+        Returns logits_BV of packed row ``b * N + clamp(num_committed_B[b], 1, N) - 1``, unspecified but finite for a
+        padding request. ``advance_draft_forward_metadata`` and ``forward`` follow as in an eager round and are
+        recorded with it; padding requests have lengths that mean nothing and tables without pages.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -194,16 +194,17 @@ def draft_input(
         last_tokens.append(live.tokens[end])
         done = live.finish_reason is not None or live.is_prefilling
         limits.append(0 if done else min(num_draft_tokens, live.remaining - 1))
-    packed_3B = torch.tensor([num_committed, last_tokens, ends], dtype=torch.int64, device=device)
+    packed_4B = torch.tensor([num_committed, last_tokens, ends, limits], dtype=torch.int64, device=device)
     return DraftInput(
         layout=layout,
         next_tokens_T=torch.tensor(next_tokens, dtype=torch.int64, device=device),
         hidden_TD=output.hidden_TD,
-        num_committed_B=packed_3B[0],
-        last_tokens_B=packed_3B[1],
-        seq_lens_B=packed_3B[2],
+        num_committed_B=packed_4B[0],
+        last_tokens_B=packed_4B[1],
+        seq_lens_B=packed_4B[2],
         wanted_B=tuple(limit > 0 for limit in limits),
         max_draft_B=tuple(limits),
+        limits_B=packed_4B[3],
         sampling=sampling,
         histories=tuple(live.tokens for live in batch.requests) if with_histories else (),
         tables=tables,

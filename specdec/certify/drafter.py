@@ -133,6 +133,7 @@ class DrafterSource:
             seq_lens_B=torch.tensor([end]),
             wanted_B=(limit > 0,),
             max_draft_B=(limit,),
+            limits_B=torch.tensor([limit]),
             sampling=sampling,
             histories=(known,) if self._with_history else (),
             tables={},

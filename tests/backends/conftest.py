@@ -170,6 +170,7 @@ class PagedWorld:
             seq_lens_B=starts_B + committed_B,
             wanted_B=(wanted,) * layout.num_reqs,
             max_draft_B=(8,) * layout.num_reqs,
+            limits_B=torch.full((layout.num_reqs,), 8 if wanted else 0),
             sampling=GreedyView(),
             histories=(),
             tables=self.tables(layout, extra=extra),

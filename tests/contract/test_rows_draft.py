@@ -60,6 +60,7 @@ def draft_input(starts, query_lens, committed, *, num_prefill_reqs=0) -> DraftIn
         seq_lens_B=torch.tensor(starts) + committed_B,
         wanted_B=(True,) * len(starts),
         max_draft_B=(8,) * len(starts),
+        limits_B=torch.full((len(starts),), 8),
         sampling=Argmax(),
         histories=(),
         tables={},

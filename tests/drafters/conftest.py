@@ -43,6 +43,7 @@ def make_input(
         seq_lens_B=torch.tensor(lengths) - 1,
         wanted_B=tuple(limit > 0 for limit in limits),
         max_draft_B=limits,
+        limits_B=torch.tensor(limits),
         sampling=sampling or ArgmaxView(),
         histories=histories,
         tables={},

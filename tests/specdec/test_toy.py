@@ -90,6 +90,7 @@ def draft_input(target: TableTarget, tokens: list[int], tables, *, shift: int = 
         seq_lens_B=torch.tensor([length]),
         wanted_B=(True,),
         max_draft_B=(3,),
+        limits_B=torch.tensor([3]),
         sampling=PlainDrafter(),
         histories=(),
         tables=tables,
