@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from backends.deepseek_v4.cache_groups import CacheLayout
 from backends.deepseek_v4.config import DeepseekV4Config
+from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.plan_types import EAGER, PlanShape, PlanSpec
 from specdec.checks import flag, integer, positive_int
 from specdec.errors import CapacityError
@@ -19,6 +20,7 @@ class PassConfig:
     fixed_rows       rows of every pass under ``batch_invariant``; longer passes are refused
     query_block      most queries of a prompt chunk that are attended at once
     few_rows         longest pass that takes the fused path of ``few_rows`` (float32 on the CPU); 0: never
+    kernels          implementation of packed passes; other than REFERENCE it runs every pass
     """
 
     max_context: int
@@ -26,6 +28,7 @@ class PassConfig:
     fixed_rows: int = 8
     query_block: int = 128
     few_rows: int = 128
+    kernels: Kernels = Kernels.REFERENCE
 
     def __post_init__(self) -> None:
         positive_int("max_context", self.max_context, where="engine.max_context")
