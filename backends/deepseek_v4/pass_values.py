@@ -11,10 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from backends.deepseek_v4.cache_groups import AttentionKind
-from specdec.cache.spec import CacheGroupSpec
+from specdec.cache.spec import CacheGroupSpec, ceil_div
 
 # FlashMLA reads index lists 64 at a time.
 SLOT_COLUMNS = 64
+
+
+def slot_columns(num_rows: int) -> int:
+    """Columns K of a list of up to ``num_rows`` slots."""
+    return SLOT_COLUMNS * max(1, ceil_div(num_rows, SLOT_COLUMNS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +50,16 @@ class IndexShape:
     window_tokens: int
     max_context: int
     index_topk: int
+
+    @property
+    def window_columns(self) -> int:
+        """K of the list of window rows."""
+        return slot_columns(self.window_tokens)
+
+    @property
+    def hca_columns(self) -> int:
+        """K of the list of HCA rows."""
+        return slot_columns(self.max_context // AttentionKind.HCA.ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
