@@ -1,0 +1,44 @@
+"""linear: which implementation."""
+
+import torch
+
+from backends.deepseek_v4.kernels import Kernels
+from backends.deepseek_v4.ops.linear import reference
+from backends.deepseek_v4.stored_weight import StoredWeight
+
+__all__ = ["linear"]
+
+# More rows than this go to the library's product, which the kernel does not beat there.
+MOST_KERNEL_ROWS = 128
+
+
+def linear(
+    x_TX: torch.Tensor,
+    weight: StoredWeight,
+    *,
+    groups: int = 1,
+    dtype: torch.dtype = torch.float32,
+    splits: int | None = None,
+    kernels: Kernels,
+) -> torch.Tensor:
+    """Product of rows with a stored weight as partial sums [P, T, O] of ``dtype``; the sum over P is the result.
+
+    x_TX    fp32 or bf16 [T, groups * I], last dim contiguous
+    weight  [O, I]; output columns of group g, ``O / groups`` of them, see columns ``g * I`` to ``(g + 1) * I`` of x
+    dtype   of the parts: fp32, or bf16 with ``splits=1``
+    splits  parts P; None: chosen from O and I alone, so that the bits of a row never depend on T up to 64
+
+    bf16 x is multiplied in bf16 with fp32 accumulation (fp32 weights: all in fp32), fp32 x in fp32. More than 128 rows
+    go through ``torch`` and one part.
+    """
+    num_rows, width = x_TX.shape
+    assert width == groups * weight.num_inputs, f"x has {width} columns, weight wants {groups * weight.num_inputs}"
+    assert weight.num_outputs % groups == 0, f"{weight.num_outputs} outputs do not split into {groups} groups"
+    assert splits == 1 or dtype == torch.float32, "parts of a split product are fp32"
+    if kernels is Kernels.REFERENCE or num_rows == 0:
+        return reference.linear(x_TX, weight, groups=groups, dtype=dtype)
+    if num_rows > MOST_KERNEL_ROWS:
+        return reference.library_linear(x_TX, weight, groups=groups, dtype=dtype)
+    from backends.deepseek_v4.ops.linear import kernel
+
+    return kernel.linear(x_TX, weight, groups=groups, dtype=dtype, splits=splits)
