@@ -36,9 +36,13 @@ def expert_activation(gate: torch.Tensor, up: torch.Tensor, limit: float) -> tor
 def router_scores(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Affinities ``sqrt(softplus(W x))``, float32 [..., E], whatever autocast says."""
     with torch.autocast(x.device.type, enabled=False):
-        logits = F.linear(x.float(), weight.float())
-        # The floor keeps the gradient of the square root finite where softplus underflows.
-        return F.softplus(logits).clamp_min(torch.finfo(torch.float32).tiny).sqrt()
+        return affinities(F.linear(x.float(), weight.float()))
+
+
+def affinities(logits: torch.Tensor) -> torch.Tensor:
+    """``sqrt(softplus(logits))`` of float32 logits."""
+    # The floor keeps the gradient of the square root finite where softplus underflows.
+    return F.softplus(logits).clamp_min(torch.finfo(torch.float32).tiny).sqrt()
 
 
 def choose_experts(scores: torch.Tensor, bias: torch.Tensor, k: int) -> torch.Tensor:
