@@ -5,7 +5,7 @@ Source: DeepSeek-V3 technical report, section 2.2, used recursively as in EAGLE 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from specdec.api import (
     DrafterNeeds,
     DraftInput,
     DraftSetup,
+    GraphDraftBackend,
     Proposal,
 )
 from specdec.checks import one_of
@@ -58,7 +59,7 @@ class NextnDrafter:
 
     def __init__(self, config: NextnConfig, backend: DraftBackend) -> None:
         self.num_draft_tokens = config.num_draft_tokens
-        self.needs = config.needs
+        self.needs = replace(config.needs, capturable=isinstance(backend, GraphDraftBackend))
         self._greedy = config.proposals == "greedy"
         self._backend = backend
 

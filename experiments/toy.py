@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from experiments.chat import ChatFormat
 from experiments.targets import Served, TargetRequest
 from specdec.api import CacheGroupSpec
@@ -13,6 +15,7 @@ NUM_BYTES = 256
 EOS_ID = NUM_BYTES
 VOCAB_SIZE = NUM_BYTES + 1
 MAX_CONTEXT = 1024
+ROWS_PER_PAGE = 4
 
 
 class Bytes:
@@ -41,6 +44,7 @@ class Toy:
     bos_id: int | None = 0
     add_bos: bool = False
     chat_format: ChatFormat = ChatFormat.PLAIN
+    device: torch.device = torch.device("cpu")
 
     @property
     def tokenizer(self) -> Bytes:
@@ -55,12 +59,15 @@ class Toy:
         return TableDraft(self._target()).cache_groups
 
     def serve(self, num_pages: Mapping[str, int], *, max_context: int, max_batch: int) -> Served:
-        """A fresh toy with empty caches, which grow with the pages that they meet."""
-        target = self._target()
+        """A fresh toy with empty caches."""
+        target = self._target(max(num_pages.values()))
         return Served(target=target, draft_backend=TableDraft(target))
 
-    def _target(self) -> TableTarget:
+    def _target(self, num_pages: int = 1) -> TableTarget:
         return TableTarget(
+            rows_per_page=ROWS_PER_PAGE,
+            num_rows=num_pages * ROWS_PER_PAGE,
+            device=self.device,
             vocab_size=self.vocab_size,
             max_context=self.max_context,
             sharpness=self.sharpness,
@@ -74,4 +81,4 @@ def load(request: TargetRequest) -> Toy:
     unknown = sorted(set(request.params) - known)
     if unknown:
         raise ConfigError(f"target.params: the toy has no {unknown[0]} (it has {', '.join(sorted(known))})")
-    return Toy(**request.params)
+    return Toy(**request.params, device=request.device)

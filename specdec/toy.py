@@ -2,84 +2,114 @@
 
 ``TableTarget`` writes every token through the block tables of the pass and chooses the next one from what it
 reads back through them; ``ScriptedTarget`` follows a script; ``TableDraft`` is a draft model with a cache of
-its own under the target's page ids. They work on host integers, so a pass takes microseconds on a CPU.
+its own under the target's page ids. A packed pass is made of device operations only, so that it can be recorded; an
+eager one runs the same operations and checks besides, on the host, that no page is missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from specdec.api import DraftInput, GroupTable, RoundLayout, Tables, TargetOutput
-from specdec.cache.spec import PAD_SLOT, CacheGroupSpec, Family, Retention
-from specdec.errors import MetadataError
+from specdec.api import DraftInput, GroupTable, PackedPass, RoundLayout, Tables, TargetOutput
+from specdec.cache.spec import DUMMY_PAGE, PAD_SLOT, CacheGroupSpec, Family, Retention
+from specdec.errors import CapacityError, MetadataError
 
 HISTORY_GROUP = "toy.history"
 WINDOW_GROUP = "toy.window"
 
-# Token ids that no vocabulary has: before position 0, and in a row that was never written.
+# Token ids that no vocabulary has: before position 0, in a row that was never written, and of a row without a page.
 NO_TOKEN = -1
 UNWRITTEN = -7
+NO_PAGE = -8
 
 NUM_CONTEXTS = 4093
 MIX = 31
 SCRIPTED_LOGIT = 20.0
+NUM_ROWS = 1 << 15
+CPU = torch.device("cpu")
+
+Array = torch.Tensor | np.ndarray
+
+
+def plain(tensor: torch.Tensor) -> Array:
+    """The same memory as a NumPy array where that is possible: small operations cost a tenth of a tensor's."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def where(condition: Array, yes: Array | int, no: Array | int) -> Array:
+    """``yes`` where the condition holds, ``no`` elsewhere; of either kind of array."""
+    return torch.where(condition, yes, no) if isinstance(condition, torch.Tensor) else np.where(condition, yes, no)
 
 
 class PagedTokens:
-    """Token ids of one cache group by slot, addressed through the block table of the pass."""
+    """Token ids of one cache group by slot, addressed through the block table of the pass.
 
-    def __init__(self, spec: CacheGroupSpec) -> None:
+    num_rows  slots that the cache has; a table may name no page beyond them
+
+    Works on tensors and, for eager passes on a CPU, on arrays; both are the same memory.
+    """
+
+    def __init__(self, spec: CacheGroupSpec, *, num_rows: int, device: torch.device) -> None:
         self.group_id = spec.group_id
         self._rows_per_page = spec.rows_per_page
-        self._tokens: dict[int, int] = {}
-        self._pages: list[list[int]] = []
-        self._bases: list[int] = []
+        self._num_rows = num_rows
+        # One more row, at index -1, takes what has no page.
+        self._tokens_S = torch.full((num_rows + 1,), UNWRITTEN, dtype=torch.int64, device=device)
+        self._array_S = plain(self._tokens_S)
+        self._pages_BC: Array = torch.zeros(0, 1, dtype=torch.int32, device=device)
+        self._base_B: Array | None = None
 
-    def use(self, table: GroupTable) -> None:
-        """Address through ``table`` until the next call."""
-        self._pages = table.pages_BC.tolist()
-        self._bases = [0] * len(self._pages) if table.base_B is None else table.base_B.tolist()
+    def use(self, table: GroupTable, *, eager: bool = False) -> None:
+        """Address through ``table`` until the next call; ``eager``: the positions to come are arrays."""
+        view = plain if eager else torch.Tensor.detach
+        self._pages_BC = view(table.pages_BC)
+        self._base_B = None if table.base_B is None else view(table.base_B)
 
-    def slot(self, req: int, position: int) -> int:
-        """Flat row of a position of the request at batch index ``req``; -1 where its page is missing."""
-        column = position // self._rows_per_page - self._bases[req]
-        if not 0 <= column < len(self._pages[req]) or self._pages[req][column] <= 0:
-            return PAD_SLOT
-        return self._pages[req][column] * self._rows_per_page + position % self._rows_per_page
+    def slots(self, reqs_X: Array, positions_X: Array) -> Array:
+        """Flat row [...] of positions of the requests at batch indices ``reqs_X``; -1 where there is no page."""
+        column_X = positions_X // self._rows_per_page
+        if self._base_B is not None:
+            column_X = column_X - self._base_B[reqs_X]
+        inside_X = column_X.clip(0, self._pages_BC.shape[1] - 1)
+        page_X = self._pages_BC[reqs_X, inside_X]
+        exists_X = (column_X == inside_X) & (page_X > DUMMY_PAGE)
+        return where(exists_X, page_X * self._rows_per_page + positions_X % self._rows_per_page, PAD_SLOT)
 
-    def write(self, req: int, position: int, token: int) -> bool:
-        """Store a token; False, with nothing stored, when its page is missing."""
-        slot = self.slot(req, position)
-        if slot != PAD_SLOT:
-            self._tokens[slot] = token
-        return slot != PAD_SLOT
+    def write(self, reqs_X: Array, positions_X: Array, tokens_X: Array) -> Array:
+        """Store tokens; their slots, -1 with nothing stored where the page is missing."""
+        slots_X = self.slots(reqs_X, positions_X)
+        self._rows(slots_X)[slots_X] = tokens_X
+        return slots_X
 
-    def read(self, req: int, position: int) -> int:
-        """The stored token; raises MetadataError when the page of the position is missing."""
-        if position < 0:
-            return NO_TOKEN
-        slot = self.slot(req, position)
-        if slot == PAD_SLOT:
-            raise MetadataError(f"{self.group_id}: position {position} of request {req} has no page")
-        return self._tokens.get(slot, UNWRITTEN)
+    def read(self, reqs_X: Array, positions_X: Array) -> Array:
+        """The stored tokens int64 [...]; NO_TOKEN before position 0 and NO_PAGE where the page is missing."""
+        slots_X = self.slots(reqs_X, positions_X)
+        tokens_X = where(slots_X == PAD_SLOT, NO_PAGE, self._rows(slots_X)[slots_X])
+        return where(positions_X < 0, NO_TOKEN, tokens_X)
+
+    def check_slots(self, slots_X: Array) -> None:
+        """Raise CapacityError on the host for a page that the cache does not have."""
+        if len(slots_X) and int(slots_X.max()) >= self._num_rows:
+            raise CapacityError(f"{self.group_id}: the toy has {self._num_rows} rows, got slot {int(slots_X.max())}")
+
+    def _rows(self, like: Array) -> Array:
+        return self._tokens_S if isinstance(like, torch.Tensor) else self._array_S
 
 
 class ContextLogits:
     """Logits as a fixed random function of a few token ids; ``sharpness`` is their standard deviation."""
 
-    def __init__(self, *, vocab_size: int, sharpness: float, seed: int) -> None:
+    def __init__(self, *, vocab_size: int, sharpness: float, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._table = sharpness * torch.randn(NUM_CONTEXTS, vocab_size, generator=generator)
+        self._table = (sharpness * torch.randn(NUM_CONTEXTS, vocab_size, generator=generator)).to(device)
 
-    def __call__(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """One row per context; float32 [R, V]."""
-        keys = []
-        for context in contexts:
-            key = 0
-            for token in context:
-                key = (key * MIX + token - UNWRITTEN) % NUM_CONTEXTS
-            keys.append(key)
-        return self._table[torch.tensor(keys, dtype=torch.int64)]
+    def __call__(self, contexts_XR: Array) -> torch.Tensor:
+        """Of the tokens of each column, int64 [X, R]; float32 [R, V]."""
+        key_R = contexts_XR[0] * 0
+        for tokens_R in contexts_XR:
+            key_R = (key_R * MIX + (tokens_R - UNWRITTEN)) % NUM_CONTEXTS
+        return self._table[torch.as_tensor(key_R)]
 
 
 class TableTarget:
@@ -93,6 +123,7 @@ class TableTarget:
     history_weight   strength of the tokens at one half and one third of the position, read through the
                      full-history group; 0: a draft that knows the newest tokens is always right
     sharpness        standard deviation of the logits
+    num_rows         rows of each cache
     """
 
     def __init__(
@@ -106,12 +137,15 @@ class TableTarget:
         history_weight: float = 1.0,
         sharpness: float = 2.0,
         seed: int = 0,
+        num_rows: int = NUM_ROWS,
+        device: torch.device = CPU,
     ) -> None:
         assert 1 <= order <= window, "the newest tokens are read through the window"
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.order = order
-        self.device = torch.device("cpu")
+        self.num_rows = num_rows
+        self.device = device
         self.history_group = CacheGroupSpec(
             group_id=HISTORY_GROUP, retention=Retention.FULL_HISTORY, rows_per_page=rows_per_page
         )
@@ -123,10 +157,12 @@ class TableTarget:
             family=Family.STATE,
         )
         self.cache_groups = (self.history_group, self.window_group)
-        self.newest = ContextLogits(vocab_size=vocab_size, sharpness=sharpness, seed=seed)
-        self.oldest = ContextLogits(vocab_size=vocab_size, sharpness=sharpness * history_weight, seed=seed + 1)
-        self._history = PagedTokens(self.history_group)
-        self._window = PagedTokens(self.window_group)
+        self.newest = ContextLogits(vocab_size=vocab_size, sharpness=sharpness, seed=seed, device=device)
+        self.oldest = ContextLogits(
+            vocab_size=vocab_size, sharpness=sharpness * history_weight, seed=seed + 1, device=device
+        )
+        self._history = PagedTokens(self.history_group, num_rows=num_rows, device=device)
+        self._window = PagedTokens(self.window_group, num_rows=num_rows, device=device)
         self.layouts: list[RoundLayout] = []
 
     def forward(
@@ -142,28 +178,71 @@ class TableTarget:
         Keeps the layout in ``layouts``. Raises MetadataError where a page is missing.
         """
         self.layouts.append(layout)
-        tokens = tokens_T.tolist()
+        packed = packed_pass(layout, tokens_T, tables)
+        reqs_T, positions_T = plain(packed.reqs_T), plain(packed.positions_T)
         for cache in (self._history, self._window):
-            cache.use(tables[cache.group_id])
-            for req, position, token in zip(layout.token_reqs, layout.positions, tokens, strict=True):
-                if not cache.write(req, position, token):
-                    raise MetadataError(f"{cache.group_id}: no page for position {position} of {layout}")
-        wanted = [(layout.token_reqs[t], layout.positions[t]) for t in layout.logit_rows]
-        hidden_TD = None
-        if hidden_layers:
-            state_T2 = torch.tensor([tokens, layout.positions], dtype=torch.float32).T
-            hidden_TD = torch.cat([state_T2] * len(hidden_layers), dim=1)
-        return TargetOutput(logits_RV=self.logits(wanted), hidden_TD=hidden_TD)
+            cache.use(tables[cache.group_id], eager=True)
+            slots_T = cache.write(reqs_T, positions_T, plain(tokens_T))
+            stored = slots_T.tolist()
+            if PAD_SLOT in stored:
+                position = layout.positions[stored.index(PAD_SLOT)]
+                raise MetadataError(f"{cache.group_id}: no page for position {position} of {layout}")
+            cache.check_slots(slots_T)
+        rows = list(layout.logit_rows)
+        reqs_R, positions_R = reqs_T[rows], positions_T[rows]
+        context = self._context(reqs_R, positions_R)
+        self._check_context(reqs_R, positions_R, context)
+        return TargetOutput(
+            logits_RV=self.logits(reqs_R, positions_R, context), hidden_TD=hidden_states(packed, hidden_layers)
+        )
 
-    def logits(self, wanted: Sequence[tuple[int, int]]) -> torch.Tensor:
+    def forward_packed(self, packed: PackedPass, *, hidden_layers: tuple[int, ...] = ()) -> TargetOutput:
+        """``forward`` of a packed pass: device work only, and logits of every token."""
+        reqs_T, positions_T = packed.reqs_T, packed.positions_T.long()
+        for cache in (self._history, self._window):
+            cache.use(packed.tables[cache.group_id])
+            cache.write(reqs_T, positions_T, packed.tokens_T)
+        logits_TV = self.logits(reqs_T, positions_T, self._context(reqs_T, positions_T))
+        return TargetOutput(logits_RV=logits_TV, hidden_TD=hidden_states(packed, hidden_layers))
+
+    def logits(self, reqs_R: Array, positions_R: Array, context: tuple[Array, Array]) -> torch.Tensor:
         """Logits of the token after each (batch index, position), from what the caches hold; float32 [R, V]."""
-        newest = [[self._window.read(b, p - step) for step in range(self.order)] for b, p in wanted]
-        oldest = [[self._history.read(b, p // 2), self._history.read(b, p // 3)] for b, p in wanted]
-        return self.newest(newest) + self.oldest(oldest)
+        newest_XR, oldest_XR = context
+        return self.newest(newest_XR) + self.oldest(oldest_XR)
 
-    def first_token(self, req: int) -> int:
-        """The token at position 0 of a request of the pass."""
-        return self._history.read(req, 0)
+    def first_tokens(self, reqs_R: Array) -> Array:
+        """The tokens at position 0 of requests of the pass, int64 [R]."""
+        return self._history.read(reqs_R, reqs_R * 0)
+
+    def _context(self, reqs_R: Array, positions_R: Array) -> tuple[Array, Array]:
+        """Tokens that decide the next one: [order, R] of the window and [2, R] of the history."""
+        return self._window.read(reqs_R, self._newest(positions_R)), self._history.read(reqs_R, _oldest(positions_R))
+
+    def _newest(self, positions_R: Array) -> Array:
+        return positions_R - steps(self.order, like=positions_R)
+
+    def _check_context(self, reqs_R: Array, positions_R: Array, context: tuple[Array, Array]) -> None:
+        wanted = (self._newest(positions_R), _oldest(positions_R))
+        for cache, read_XR, tokens_XR in zip((self._window, self._history), wanted, context, strict=True):
+            for step, lacks in enumerate((tokens_XR == NO_PAGE).tolist()):
+                if True in lacks:
+                    absent = lacks.index(True)
+                    where_ = f"position {int(read_XR[step, absent])} of request {int(reqs_R[absent])}"
+                    raise MetadataError(f"{cache.group_id}: {where_} has no page")
+
+
+def steps(count: int, *, like: Array) -> Array:
+    """0, 1, .. as a column [count, 1] of the kind of ``like``."""
+    if isinstance(like, torch.Tensor):
+        return torch.arange(count, device=like.device).unsqueeze(1)
+    return np.arange(count)[:, None]
+
+
+def _oldest(positions_R: Array) -> Array:
+    halves_R, thirds_R = positions_R // 2, positions_R // 3
+    if isinstance(positions_R, torch.Tensor):
+        return torch.stack([halves_R, thirds_R])
+    return np.stack([halves_R, thirds_R])
 
 
 class ScriptedTarget(TableTarget):
@@ -175,77 +254,114 @@ class ScriptedTarget(TableTarget):
 
     def __init__(self, scripts: Sequence[Sequence[int]], *, vocab_size: int = 13, max_context: int = 96) -> None:
         super().__init__(vocab_size=vocab_size, max_context=max_context)
-        self._scripts = tuple(tuple(script) for script in scripts)
+        longest = max(map(len, scripts))
+        self._scripts_XL = torch.tensor([[*script, *script[-1:] * (longest - len(script))] for script in scripts])
 
-    def logits(self, wanted: Sequence[tuple[int, int]]) -> torch.Tensor:
+    def logits(self, reqs_R: Array, positions_R: Array, context: tuple[Array, Array]) -> torch.Tensor:
         """Nearly all mass on the script's token; float32 [R, V]."""
-        logits_RV = torch.zeros(len(wanted), self.vocab_size)
-        for r, (req, position) in enumerate(wanted):
-            script = self._scripts[self.first_token(req)]
-            logits_RV[r, script[min(position + 1, len(script) - 1)]] = SCRIPTED_LOGIT
-        return logits_RV
+        num_scripts, longest = self._scripts_XL.shape
+        scripts_R = self.first_tokens(reqs_R).clip(0, num_scripts - 1)
+        tokens_R = self._scripts_XL[torch.as_tensor(scripts_R), torch.as_tensor(positions_R + 1).clamp(max=longest - 1)]
+        logits_RV = torch.zeros(len(tokens_R), self.vocab_size)
+        return logits_RV.scatter_(1, tokens_R.unsqueeze(1), SCRIPTED_LOGIT)
 
 
 class TableDraft:
     """A draft model that knows the newest tokens as the target does, from a cache of its own.
 
     Row ``p`` of its cache holds the token at ``p + 1``; the token at position 0 is kept in a second cache.
-    ``num_dropped`` counts draft writes of requests with a claim to them that found no page.
     """
 
     def __init__(self, target: TableTarget) -> None:
         self.cache_groups = (target.window_group,)
-        self.num_dropped = 0
+        device = target.device
         self._logits_of = target.newest
         self._order = target.order
-        self._followers = PagedTokens(target.window_group)
-        self._own = PagedTokens(target.window_group)
-        self._seq_lens: list[int] = []
-        self._claimed: list[int] = []
+        self._followers = PagedTokens(target.window_group, num_rows=target.num_rows, device=device)
+        self._own = PagedTokens(target.window_group, num_rows=target.num_rows, device=device)
+        self._num_dropped = torch.zeros((), dtype=torch.int64, device=device)
+        self._view: Callable[[torch.Tensor], Array] = plain
+        self._positions_B: Array = torch.zeros(0, dtype=torch.int64, device=device)
+        self._claimed_B: Array = self._positions_B
+
+    @property
+    def num_dropped(self) -> int:
+        """Draft writes of requests with a claim to them that found no page."""
+        return int(self._num_dropped)
 
     def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
         """Store every row of the pass; logits after the newest committed row of each request."""
         assert inputs.hidden_TD is not None, "the draft reads the target's last layer"
-        layout = inputs.layout
-        for cache in (self._own, self._followers):
-            cache.use(inputs.tables[cache.group_id])
-        rows = zip(
-            layout.token_reqs,
-            layout.positions,
-            inputs.hidden_TD.long().tolist(),
-            inputs.next_tokens_T.tolist(),
-            strict=True,
-        )
-        for req, position, (own, own_position), follower in rows:
-            assert position == own_position, "hidden states and layout disagree"
-            self._own.write(req, position, own)
-            self._followers.write(req, position, follower)
-        ends = inputs.seq_lens_B.tolist()
-        self._claimed = [end + limit - 1 for end, limit in zip(ends, inputs.max_draft_B, strict=True)]
-        return self._logits([end - 1 for end in ends])
+        packed = inputs.packed
+        if packed is None:
+            packed = packed_pass(inputs.layout, inputs.next_tokens_T, inputs.tables)
+            own_positions = inputs.hidden_TD[:, 1].tolist()
+            assert tuple(own_positions) == inputs.layout.positions, "hidden states and layout disagree"
+        self._store(packed, inputs.hidden_TD, inputs.next_tokens_T, eager=inputs.packed is None)
+        ends_B = self._view(inputs.seq_lens_B)
+        self._claimed_B = ends_B + self._view(inputs.limits_B) - 1
+        return self._logits(ends_B - 1)
+
+    def begin_packed_draft(
+        self,
+        packed: PackedPass,
+        *,
+        hidden_TD: torch.Tensor,
+        next_tokens_T: torch.Tensor,
+        num_committed_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``api.GraphDraftBackend``; without limits, so any write may be dropped."""
+        width = len(packed.tokens_T) // len(num_committed_B)
+        rows_B = torch.arange(len(num_committed_B), device=num_committed_B.device) * width
+        rows_B = rows_B + num_committed_B.clamp(1, width) - 1
+        self._claimed_B = torch.zeros_like(num_committed_B)
+        self._store(packed, hidden_TD, next_tokens_T, eager=False)
+        return self._logits(packed.positions_T.long()[rows_B])
 
     def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
         """The next forward stores position ``seq_lens_B - 1``."""
-        self._seq_lens = seq_lens_B.tolist()
+        self._positions_B = self._view(seq_lens_B) - 1
 
     def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
         """Store one token per request; logits of the token after it."""
-        for req, (length, token) in enumerate(zip(self._seq_lens, tokens_B.tolist(), strict=True)):
-            stored = self._followers.write(req, length - 1, token)
-            # A request that drafts fewer tokens than the others has no claim to the pages of the last steps.
-            self.num_dropped += not stored and length - 1 < self._claimed[req]
-        return self._logits([length - 1 for length in self._seq_lens])
+        positions_B = self._positions_B
+        slots_B = self._followers.write(_each(positions_B), positions_B, self._view(tokens_B))
+        # A request that drafts fewer tokens than the others has no claim to the pages of the last steps.
+        self._num_dropped += ((slots_B == PAD_SLOT) & (positions_B < self._claimed_B)).sum()
+        return self._logits(positions_B)
 
-    def _logits(self, positions: Sequence[int]) -> torch.Tensor:
+    def _store(self, packed: PackedPass, hidden_TD: torch.Tensor, next_tokens_T: torch.Tensor, *, eager: bool) -> None:
+        self._view = view = plain if eager else torch.Tensor.long
+        for cache in (self._own, self._followers):
+            cache.use(packed.tables[cache.group_id], eager=eager)
+        reqs_T, positions_T = view(packed.reqs_T), view(packed.positions_T)
+        self._own.write(reqs_T, positions_T, view(hidden_TD[:, 0]))
+        self._followers.write(reqs_T, positions_T, view(next_tokens_T))
+
+    def _logits(self, positions_B: Array) -> torch.Tensor:
         """Logits of the token at ``position + 2``: the newest known one is at ``position + 1``."""
-        contexts = [
-            [self._token_at(req, position + 1 - step) for step in range(self._order)]
-            for req, position in enumerate(positions)
-        ]
-        return self._logits_of(contexts)
+        wanted_XB = positions_B + 1 - steps(self._order, like=positions_B)
+        reqs_B = _each(positions_B)
+        followers_XB = self._followers.read(reqs_B, wanted_XB - 1)
+        return self._logits_of(where(wanted_XB <= 0, self._own.read(reqs_B, wanted_XB), followers_XB))
 
-    def _token_at(self, req: int, position: int) -> int:
-        cache, row = (self._own, position) if position <= 0 else (self._followers, position - 1)
-        if row >= 0 and cache.slot(req, row) == PAD_SLOT:
-            return UNWRITTEN
-        return cache.read(req, row)
+
+def packed_pass(layout: RoundLayout, tokens_T: torch.Tensor, tables: Tables) -> PackedPass:
+    """The pass of ``layout`` as tensors on the device of ``tokens_T``."""
+    reqs_T = torch.tensor(layout.token_reqs, dtype=torch.int64, device=tokens_T.device)
+    positions_T = torch.tensor(layout.positions, dtype=torch.int64, device=tokens_T.device)
+    return PackedPass(tokens_T=tokens_T, positions_T=positions_T, reqs_T=reqs_T, tables=tables)
+
+
+def hidden_states(packed: PackedPass, hidden_layers: tuple[int, ...]) -> torch.Tensor | None:
+    """Per layer the id and the position of every token, float32 [T, 2 * layers]; None without layers."""
+    if not hidden_layers:
+        return None
+    state_T2 = torch.stack([packed.tokens_T, packed.positions_T], dim=1).float()
+    return torch.cat([state_T2] * len(hidden_layers), dim=1)
+
+
+def _each(values_B: Array) -> Array:
+    if isinstance(values_B, torch.Tensor):
+        return torch.arange(len(values_B), device=values_B.device)
+    return np.arange(len(values_B))
