@@ -20,7 +20,8 @@ class PassConfig:
     fixed_rows       rows of every pass under ``batch_invariant``; longer passes are refused
     query_block      most queries of a prompt chunk that are attended at once
     few_rows         longest pass that takes the fused path of ``few_rows`` (float32 on the CPU); 0: never
-    kernels          implementation of packed passes; other than REFERENCE it runs every pass
+    kernels          every pass is a packed pass of these operators; None: passes are planned on the host and run by
+                     the modules themselves, which is the fast way on a CPU
     """
 
     max_context: int
@@ -28,7 +29,7 @@ class PassConfig:
     fixed_rows: int = 8
     query_block: int = 128
     few_rows: int = 128
-    kernels: Kernels = Kernels.REFERENCE
+    kernels: Kernels | None = None
 
     def __post_init__(self) -> None:
         positive_int("max_context", self.max_context, where="engine.max_context")
