@@ -5,14 +5,13 @@ job starts, finished jobs are not started again, a failing job does not end the 
 """
 
 import os
+import re
 import secrets
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import hydra
 from hydra import version
@@ -35,11 +34,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import mistakes, schemas
 from experiments.help import help_text
-from experiments.run_folder import failure_of, status_of
+from experiments.kept import Kept
+from experiments.run_folder import FolderLock, failure_of, status_of
 from specdec.errors import ConfigError, SpecDecError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 VERSION_BASE = "1.3"
+# A class of one's own for a group, or for what an option of it wraps.
+OWN_CLASS = re.compile(r"(?P<group>drafter|target)(?P<rest>(?:\.\w+)*)\._target_=")
 EXIT_MISTAKE = 2
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -138,6 +140,7 @@ class App:
         if composed.get("shard") is not None:
             raise ConfigError("shard picks a part of a sweep: add -m (conf: shard)")
         self.check(without_hydra(composed))
+        self._check_free(Path(composed.hydra.run.dir))
         capture = Capture(self.run)
         run_job(
             task_function=capture,
@@ -153,6 +156,14 @@ class App:
             return _complain(capture.error, EXIT_FAILED)
         raise capture.error
 
+    def _check_free(self, folder: Path) -> None:
+        """Raise SpecDecError before Hydra writes into a folder whose files belong to another run."""
+        if self.is_done(folder):
+            raise ConfigError(f"{folder} holds a finished run, and nothing is overwritten (conf: hydra.run.dir)")
+        if folder.exists():
+            with FolderLock(folder, wait=False):
+                pass
+
     def _sweep(self, application: Hydra, config_name: str, overrides: list[str]) -> int:
         base = application.compose_config(
             config_name=config_name, overrides=overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=True
@@ -162,11 +173,10 @@ class App:
         skipped = len(jobs) - len(waiting)
         if skipped:
             print(f"{skipped} of {len(jobs)} jobs need not run: done, or the same as another", file=sys.stderr)
-        if waiting:
-            self._start(application, base, waiting)
+        errors = self._start(application, base, waiting) if waiting else {}
         if self.report is not None:
             self.report(jobs)
-        return _report_failures([job for job in jobs if not self.is_done(job.folder)])
+        return _report_failures([job for job in jobs if not self.is_done(job.folder)], errors)
 
     def _grid(self, application: Hydra, base: DictConfig) -> list[Job]:
         """Every job of the sweep that belongs to this shard, composed; raises before anything has run."""
@@ -183,7 +193,8 @@ class App:
         folder = Path(config.hydra.sweep.dir) / self.key(without_hydra(config))
         return Job(overrides=tuple(overrides), config=config, folder=folder)
 
-    def _start(self, application: Hydra, base: DictConfig, jobs: Sequence[Job]) -> None:
+    def _start(self, application: Hydra, base: DictConfig, jobs: Sequence[Job]) -> dict[Path, str]:
+        """Launch the jobs; returns the error of each that has one, by its folder."""
         sweep_dir = Path(base.hydra.sweep.dir)
         sweep_dir.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(base, sweep_dir / "multirun.yaml")
@@ -191,34 +202,33 @@ class App:
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=context, task_function=Capture(self.run), config=base
         )
-        returns: Sequence[JobReturn] = launcher.launch([job.overrides for job in jobs], initial_job_idx=0)
+        # The folders by name: other processes need neither this one's resolvers nor the hashes behind a name.
+        lines = [[*job.overrides, f"hydra.sweep.subdir={job.folder.name}"] for job in jobs]
+        with Kept() as kept:
+            returns: Sequence[JobReturn] = launcher.launch(lines, initial_job_idx=0)
+        if kept.error is not None:
+            # A launcher that lost a process of its own; what the others have done is done.
+            print(f"error: the launcher failed: {kept.line}", file=sys.stderr)
+            return {}
         assert len(returns) == len(jobs), "a launcher returns one result a job"
+        return {job.folder: str(result.return_value or "") for job, result in zip(jobs, returns, strict=True)}
 
 
 class Capture:
-    """Calls a job and keeps its error, so that the jobs after it still run; an interrupt passes through."""
+    """Calls a job and keeps its error, so that the jobs after it still run; an interrupt passes through.
+
+    Returns the error in one line, which launchers carry from one process to another.
+    """
 
     def __init__(self, run: Callable[[DictConfig], object]) -> None:
         self._run = run
         self.error: BaseException | None = None
 
-    def __call__(self, config: DictConfig) -> None:
-        self.error = None
-        with _Keep(self):
+    def __call__(self, config: DictConfig) -> str:
+        with Kept() as kept:
             self._run(config)
-
-
-class _Keep(AbstractContextManager):
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt):
-            return False
-        self._capture.error = error
-        return True
+        self.error = kept.error
+        return kept.line
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
@@ -259,12 +269,12 @@ def _first_of_each_folder(jobs: Sequence[Job]) -> list[Job]:
     return list({job.folder: job for job in reversed(jobs)}.values())[::-1]
 
 
-def _report_failures(jobs: Sequence[Job]) -> int:
+def _report_failures(jobs: Sequence[Job], errors: Mapping[Path, str]) -> int:
     if not jobs:
         return 0
     print(f"error: {len(jobs)} jobs did not finish:", file=sys.stderr)
     for job in jobs:
-        reason = failure_of(job.folder) or status_of(job.folder).value
+        reason = errors.get(job.folder) or failure_of(job.folder) or status_of(job.folder).value
         print(f"  {job.folder}  {' '.join(job.overrides)}  {reason}", file=sys.stderr)
     return EXIT_FAILED
 
@@ -281,7 +291,16 @@ def _parse(arguments: list[str]) -> Namespace:
     flags = [word for word in args.overrides if word.startswith("-")]
     if flags:
         raise ConfigError(f"unknown flag {flags[0]}: settings are KEY=VALUE; --help lists them")
+    args.overrides = [*custom_options(args.overrides), *args.overrides]
     return args
+
+
+def custom_options(overrides: Sequence[str]) -> list[str]:
+    """The options that a class of one's own implies: ``drafter=custom`` for ``drafter._target_=module.Config``."""
+    chosen = {word.lstrip("+").partition("=")[0] for word in overrides}
+    keys = [match.group("group", "rest") for match in map(OWN_CLASS.match, overrides) if match]
+    groups = [f"{group}@{group}{rest}" if rest else group for group, rest in keys]
+    return [f"{group}=custom" for group in dict.fromkeys(groups) if group not in chosen]
 
 
 def _create(name: str, args: Namespace) -> Hydra:

@@ -172,11 +172,10 @@ def indexer_dtype_of(config: Config) -> str:
     return node["indexer_dtype"] or ("fp8" if node["cache_dtype"] == "fp8" else "plain")
 
 
-def load_target(config: Config) -> LoadedTarget:
-    """Load the target of a configuration; raises SpecDecError."""
+def target_request(config: Config) -> TargetRequest:
+    """What a configuration asks of the loader; equal for configurations that one loaded target serves."""
     node = config["target"]
-    load = locate(node["_target_"], "target._target_")
-    request = TargetRequest(
+    return TargetRequest(
         folder=folder_of(node["checkpoint"]),
         cache_dtype=node["cache_dtype"],
         indexer_dtype=indexer_dtype_of(config),
@@ -186,8 +185,13 @@ def load_target(config: Config) -> LoadedTarget:
         fixed_rows=config["engine"]["fixed_rows"],
         params=node["params"],
     )
+
+
+def load_target(config: Config) -> LoadedTarget:
+    """Load the target of a configuration; raises SpecDecError."""
+    load = locate(config["target"]["_target_"], "target._target_")
     with fitting_into_memory("weights that config.json describes", conf="target.checkpoint, engine.dtype"):
-        return load(request)
+        return load(target_request(config))
 
 
 @contextmanager

@@ -51,10 +51,15 @@ def environment_of(
 
 def disagreement(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
     """The first entry in which two environments differ, in words; None when the runs can be compared."""
-    for name in (name for name in {**ours, **theirs} if name not in NOT_COMPARED):
+    for name in compared({**ours, **theirs}):
         if ours.get(name) != theirs.get(name):
             return f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
     return None
+
+
+def compared(environment: Mapping[str, object]) -> dict[str, object]:
+    """The entries that must agree before two runs are compared."""
+    return {name: value for name, value in environment.items() if name not in NOT_COMPARED}
 
 
 def _version(package: str) -> str | None:

@@ -47,9 +47,12 @@ def run_key(config: Mapping[str, object], inputs: Inputs) -> str:
     return _digest([_without_ignored(kept), asdict(inputs)])
 
 
-def baseline_key(config: Mapping[str, object], inputs: Inputs) -> str:
-    """Name of the baseline that every run of the same target, workload, sampling, verifier and engine shares."""
-    return _digest([{name: config[name] for name in BASELINE_KEYS}, asdict(inputs)])
+def baseline_key(config: Mapping[str, object], inputs: Inputs, environment: Mapping[str, object]) -> str:
+    """Name of the baseline that every run of the same target, workload, sampling, verifier and engine shares.
+
+    ``environment`` is what must agree: machines that share a folder each find the baseline of their own kind.
+    """
+    return _digest([{name: config[name] for name in BASELINE_KEYS}, asdict(inputs), dict(environment)])
 
 
 def _without_ignored(config: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """Worker: does one run after the other, each in its folder, with its baseline; knows nothing of Hydra's launching."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +17,13 @@ from experiments.build import (
     drafter_config,
     dtype_of,
     load_target,
+    target_request,
     with_references,
 )
 from experiments.checkpoints import folder_of
 from experiments.compact import compact
 from experiments.decode import Conversation, Decoded, decode
-from experiments.environment import environment_of, use_threads
+from experiments.environment import compared, environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
 from experiments.mode import mode_of
@@ -71,20 +71,27 @@ class Worker:
     """Keeps the target of the last run, so that a sweep loads it once."""
 
     def __init__(self) -> None:
-        self._loaded: tuple[str, LoadedTarget] | None = None
+        self._loaded: tuple[tuple[object, ...], LoadedTarget] | None = None
 
     def run(
-        self, config: Config, folder: Path, *, shared_baselines: Path | None = None, define: bool = True
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        shared_baselines: Path | None = None,
+        label: str = "",
+        define: bool = True,
     ) -> dict[str, object]:
         """Do a run in ``folder`` and print its table; returns its summary.
 
         shared_baselines  where a sweep keeps baselines; None: in the sub-folder ``baseline`` of ``folder``
+        label             stands before the progress of the run
         define            whether the definitions of the figures follow the table
 
         Raises SpecDecError, and whatever a drafter raises; status.json then says ``failed``.
         """
         with FolderLock(folder, wait=False), RunFolder(folder) as out:
-            with Progress() as progress:
+            with Progress(label=label) as progress:
                 progress.begin("loading")
                 setting = self._setting(config)
                 _begin(out, setting)
@@ -113,14 +120,13 @@ class Worker:
             workload=workload,
             parts=parts,
             environment=environment,
-            shared_name=baseline_key(config, inputs),
+            shared_name=baseline_key(config, inputs, compared(environment)),
         )
 
     def _target(self, setting: Setting) -> LoadedTarget:
         """The target of a run, loaded unless the last run had the same."""
-        wanted = json.dumps(
-            [setting.config["target"], setting.config["engine"], setting.environment["checkpoint_hash"]]
-        )
+        target = setting.config["target"]["_target_"]
+        wanted = (target, setting.environment["checkpoint_hash"], target_request(setting.config))
         if self._loaded is None or self._loaded[0] != wanted:
             self._loaded = None  # the old weights go before the new ones come
             self._loaded = (wanted, load_target(setting.config))

@@ -11,9 +11,13 @@ from rich.text import Text
 
 
 class Progress:
-    """Enter it for the time of a run; the line is gone afterwards, and a result may be printed."""
+    """Enter it for the time of a run; the line is gone afterwards, and a result may be printed.
 
-    def __init__(self, console: Console | None = None) -> None:
+    label  stands before everything, for example which job of a sweep it is
+    """
+
+    def __init__(self, console: Console | None = None, *, label: str = "") -> None:
+        self._prefix = f"{label}: " if label else ""
         self._console = Console(stderr=True) if console is None else console
         self._live: Live | None = None
         self._what, self._num_done, self._total = "", 0, 0
@@ -51,4 +55,4 @@ class Progress:
         if self._live is None:
             return
         count = f": {self._num_done} of {self._total} requests" if self._total else " ..."
-        self._live.update(Text(f"{self._what}{count}", no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._live.update(Text(f"{self._prefix}{self._what}{count}", no_wrap=True, overflow="ellipsis"), refresh=True)

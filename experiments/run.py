@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -14,18 +13,19 @@ from experiments.app import App
 from experiments.checkpoints import folder_of
 from experiments.fingerprint import Inputs, inputs_of, run_key
 from experiments.run_folder import Status, status_of
+from experiments.supervised import Task, supervisor
 from experiments.sweep_table import show_sweep
 from experiments.workloads import workload_of
-
-if TYPE_CHECKING:
-    from experiments.job import Worker
 
 BASELINES = "baselines"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code."""
-    return app().main(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return app().main(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        supervisor().close()
 
 
 def app() -> App:
@@ -43,28 +43,39 @@ def app() -> App:
 
 
 class Jobs:
-    """Runs one job after the other; keeps the worker, and so the loaded target, between them."""
-
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
+    """Does jobs: a single one in this process, those of a sweep in one that is supervised; keeps nothing itself."""
 
     def __call__(self, config: DictConfig) -> None:
         """Do the job in the folder that Hydra chose."""
-        from experiments.job import Worker  # here, since it imports torch and --help must not wait for that
-
-        if self._worker is None:
-            self._worker = Worker()
         node = HydraConfig.get()
         folder = Path(node.runtime.output_dir)
-        sweeping = node.mode == RunMode.MULTIRUN
-        if sweeping and status_of(folder) is Status.DONE:
-            return
-        shared = Path(node.sweep.dir).resolve() / BASELINES if sweeping else None
+        if node.mode == RunMode.MULTIRUN:
+            self._of_sweep(config, folder)
+        else:
+            self._alone(config, folder)
+
+    def _alone(self, config: DictConfig, folder: Path) -> None:
+        from experiments.job import Worker  # here, since it imports torch and --help must not wait for that
+
         try:
-            self._worker.run(plain(config), folder, shared_baselines=shared, define=not sweeping)
+            Worker().run(plain(config), folder)
         except KeyboardInterrupt:
             print(f"run folder: {folder}", file=sys.stderr)
             raise
+
+    def _of_sweep(self, config: DictConfig, folder: Path) -> None:
+        if is_done(folder):
+            return  # another process has done it in the meantime
+        node = HydraConfig.get()
+        supervisor().run(
+            Task(
+                config=plain(config),
+                folder=folder,
+                shared_baselines=Path(node.sweep.dir).resolve() / BASELINES,
+                cwd=Path.cwd(),
+                label=f"job {node.job.num + 1}",
+            )
+        )
 
 
 def check(config: DictConfig) -> None:

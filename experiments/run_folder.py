@@ -86,6 +86,27 @@ def failure_of(folder: Path) -> str:
     return content.get("error") or (lines[-1] if lines else "")
 
 
+def record_death(folder: Path, others: Path | None, *, pid: int | None, reason: str) -> None:
+    """Record that the process ``pid`` of a run died: in its folder, and in each of its baselines that it left running.
+
+    others  where the baselines of a sweep lie, of which another process may make one at this moment
+    """
+    places = [folder, folder / "baseline", *(others.glob("*") if others is not None else ())]
+    for place in places:
+        content = _status_content(place)
+        mine = content.get("status") == Status.RUNNING.value and content.get("pid") == pid
+        if mine or (place is folder and not content):
+            place.mkdir(parents=True, exist_ok=True)
+            write_json(place / STATUS, {**content, "status": Status.FAILED.value, "error": reason, "ended": _now()})
+
+
+def _status_content(folder: Path) -> dict:
+    try:
+        return read_json(folder / STATUS)
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
 class FolderLock:
     """A file lock that dies with its process; holds the open file while it is locked."""
 

@@ -19,6 +19,7 @@ CONFIG = {
     "shard": None,
 }
 INPUTS = Inputs(checkpoint="c", prompts="p", code="s")
+ENVIRONMENT = {"device": "cpu"}
 NONE = "drafters.none.NoneConfig"
 
 
@@ -55,10 +56,11 @@ def test_draft_length_of_a_drafter_that_ignores_it_is_one_run() -> None:
 
 
 def test_baseline_key_is_shared_by_drafters_and_not_by_samplings() -> None:
-    key = baseline_key(CONFIG, INPUTS)
-    assert baseline_key(changed(drafter={"_target_": NONE}), INPUTS) == key
-    assert baseline_key(changed(sampling={"seed": 1}), INPUTS) != key
-    assert baseline_key(changed(verifier={"_target_": "other"}), INPUTS) != key
+    key = baseline_key(CONFIG, INPUTS, ENVIRONMENT)
+    assert baseline_key(changed(drafter={"_target_": NONE}), INPUTS, ENVIRONMENT) == key
+    assert baseline_key(changed(sampling={"seed": 1}), INPUTS, ENVIRONMENT) != key
+    assert baseline_key(changed(verifier={"_target_": "other"}), INPUTS, ENVIRONMENT) != key
+    assert baseline_key(CONFIG, INPUTS, {"device": "cuda"}) != key
 
 
 FILES = ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json")

@@ -1,0 +1,219 @@
+"""Supervisor: one process that does run after run and keeps the target loaded; knows nothing of Hydra.
+
+A run may take its process with it (out of memory, a crash of a kernel). The process dies alone: its folder is recorded
+as killed, and the next run gets a fresh process. This module imports no torch; the process does.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import connection, get_context, parent_process, util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.kept import Kept
+from experiments.run_folder import record_death
+from specdec.errors import SpecDecError
+
+if TYPE_CHECKING:
+    from experiments.job import Worker
+
+# Forked from a process that has imported torch and has no threads: a second process is there at once.
+METHOD = "forkserver"
+PRELOADED = ["torch"]
+END_S = 10.0
+"""How long an interrupted or idle process may take to write its folder and end."""
+
+
+class RunFailedError(SpecDecError, RuntimeError):
+    """A run failed in its process; its folder says why."""
+
+
+class ProcessDiedError(RunFailedError):
+    """The process of a run ended without an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One run. The paths in ``config`` are relative to ``cwd``; what else is as in ``experiments.job.Worker.run``."""
+
+    config: Mapping[str, Any]
+    folder: Path
+    shared_baselines: Path | None
+    cwd: Path
+    label: str = ""
+    define: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    error    empty when it is done, else its last line
+    sound    whether the process may be trusted with another run: after an error that nobody foresaw it is replaced
+    """
+
+    error: str = ""
+    sound: bool = True
+
+
+class Supervisor:
+    """Hands runs to a process that it starts when there is something to do; owns that process."""
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._tasks: Connection | None = None
+        # Before the processes that are left are waited for at the end of this one, whatever started it.
+        util.Finalize(self, self.close, exitpriority=100)
+
+    def run(self, task: Task) -> None:
+        """Do a run and wait for it; raises RunFailedError. After KeyboardInterrupt no process is left."""
+        process, tasks = self._sent(task)
+        try:
+            outcome = _answer(process, tasks)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        except EOFError:
+            self._bury(task)
+        else:
+            if not outcome.sound:
+                self.close()
+            if outcome.error:
+                raise RunFailedError(outcome.error)
+
+    def close(self) -> None:
+        """End the process, which has nothing to do; a later run starts another."""
+        if self._process is None or self._tasks is None:
+            return
+        process, self._process = self._process, None
+        self._tasks.close()
+        process.join(END_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+    def _sent(self, task: Task) -> tuple[BaseProcess, Connection]:
+        """A process that has been given ``task``: the one at hand, unless it has died since its last run."""
+        sys.stdout.flush()
+        if self._process is not None and self._tasks is not None and self._process.is_alive():
+            try:
+                self._tasks.send(task)
+                return self._process, self._tasks
+            except BrokenPipeError:
+                pass
+        self.close()
+        self._process, self._tasks = _start()
+        self._tasks.send(task)
+        return self._process, self._tasks
+
+    def _interrupt(self) -> None:
+        """Let the run record that it was interrupted; a second interrupt ends it at once."""
+        process = self._process
+        if process is None or process.pid is None:
+            return
+        try:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+            process.join(END_S)
+        finally:
+            if process.is_alive():
+                process.kill()
+            self.close()
+
+    def _bury(self, task: Task) -> None:
+        process = self._process
+        assert process is not None, "a process died that was never started"
+        process.join()
+        reason = _cause_of_death(process.exitcode)
+        self.close()
+        record_death(task.folder, task.shared_baselines, pid=process.pid, reason=reason)
+        raise ProcessDiedError(reason)
+
+
+@cache
+def supervisor() -> Supervisor:
+    """The one of this process: launchers make a fresh copy of the function that does a job for every job."""
+    return Supervisor()
+
+
+def _start() -> tuple[BaseProcess, Connection]:
+    context = get_context(METHOD)
+    context.set_forkserver_preload(PRELOADED)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, dict(os.environ)), name="run worker")
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _answer(process: BaseProcess, tasks: Connection) -> Outcome:
+    """Wait for the outcome; raises EOFError when the process ends without one."""
+    ready = connection.wait([tasks, process.sentinel])
+    if tasks in ready or tasks.poll():
+        try:
+            return tasks.recv()
+        except ConnectionResetError:
+            raise EOFError from None
+    raise EOFError
+
+
+def _cause_of_death(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"killed: its process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = "; the system does that when memory runs out" if -code == signal.SIGKILL else ""
+    return f"killed: its process was ended by {name}{hint}"
+
+
+def serve(tasks: Connection, environ: Mapping[str, str]) -> None:
+    """The process: do tasks until nobody sends any more, or an interrupt.
+
+    ``environ`` is that of the process that sends them, which may be younger than what this one was forked from.
+    """
+    os.environ.update(environ)
+    signal.signal(signal.SIGINT, _interrupt_once)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        from experiments.job import Worker
+
+        worker = Worker()
+        while True:
+            task = tasks.recv()
+            outcome = _do(worker, task)
+            sys.stdout.flush()
+            tasks.send(outcome)
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return
+
+
+def _do(worker: "Worker", task: Task) -> Outcome:
+    with Kept() as kept:
+        os.chdir(task.cwd)
+        worker.run(
+            task.config, task.folder, shared_baselines=task.shared_baselines, label=task.label, define=task.define
+        )
+    return Outcome(error=kept.line, sound=kept.error is None or isinstance(kept.error, SpecDecError))
+
+
+def _interrupt_once(*_: object) -> None:
+    """Interrupt what is done now; a second signal must not interrupt the record of the first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when the one that it works for is gone, so that its folder says so."""
+    parent = parent_process()
+    assert parent is not None, "this process was started by another"
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(END_S)
+    os._exit(1)
