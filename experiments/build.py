@@ -76,7 +76,10 @@ def check_greedy(row: Row, params: SamplingParams, *, verifier: str) -> None:
 
 
 def instantiate(node: Config, key: str) -> Any:
-    """Call ``node._target_`` with the node's other settings and its ``params``; raises ConfigError."""
+    """Call ``node._target_`` with the node's other settings and its ``params``; raises ConfigError.
+
+    A setting that has a ``_target_`` itself, or is a mapping of such, is made first.
+    """
     maker = locate(node["_target_"], f"{key}._target_")
     arguments = {name: value for name, value in node.items() if name not in ("_target_", "params")}
     if arguments.get("num_draft_tokens", 0) is None:
@@ -87,7 +90,17 @@ def instantiate(node: Config, key: str) -> Any:
     except TypeError as error:
         takes = ", ".join(signature(maker).parameters) or "nothing"
         raise ConfigError(f"{node['_target_']}: {error}; it takes {takes} (conf: {key}.params)") from None
-    return maker(**{name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()})
+    return maker(**{name: _made(value, f"{key}.{name}") for name, value in arguments.items()})
+
+
+def _made(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return tuple(_made(item, key) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    if "_target_" in value:
+        return instantiate(value, key)
+    return {name: _made(item, f"{key}.{name}") for name, item in value.items()}
 
 
 def locate(path: str, key: str) -> Any:
@@ -114,12 +127,29 @@ def drafter_config(node: Config) -> DrafterConfig:
 
 
 def with_references(config: DrafterConfig, references: Sequence[Reference] | None) -> DrafterConfig:
-    """A drafter that replays known text (it has a field ``references``) is given the baseline's."""
-    if not is_dataclass(config) or "references" not in {spec.name for spec in fields(config)}:
+    """A drafter that replays known text (it has a field ``references``), wrapped or not, is given the baseline's."""
+    if not is_dataclass(config):
         return config
-    if references is None:
-        raise ConfigError("this drafter replays the baseline's output, and baseline=off leaves none (conf: baseline)")
-    return replace(config, references=tuple(references))
+    values = {spec.name: getattr(config, spec.name) for spec in fields(config) if spec.init}
+    changed = {name: _wrapped_with_references(value, references) for name, value in values.items()}
+    changed = {name: value for name, value in changed.items() if value is not values[name]}
+    if "references" in values:
+        if references is None:
+            raise ConfigError(
+                "this drafter replays the baseline's output, and baseline=off leaves none (conf: baseline)"
+            )
+        changed["references"] = tuple(references)
+    return replace(config, **changed) if changed else config
+
+
+def _wrapped_with_references(value: Any, references: Sequence[Reference] | None) -> Any:
+    """A setting that is a configuration, or a mapping of such, given the references; the same object otherwise."""
+    if is_dataclass(value):
+        return with_references(value, references)
+    if not isinstance(value, Mapping):
+        return value
+    given = {name: _wrapped_with_references(item, references) for name, item in value.items()}
+    return given if any(given[name] is not value[name] for name in value) else value
 
 
 def engine_config(config: Config) -> EngineConfig:

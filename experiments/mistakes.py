@@ -65,10 +65,23 @@ def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any
         if OmegaConf.is_missing(config, spec.name):
             raise ConfigError(f"{key} must be set")
         value = config[spec.name]
-        if isinstance(value, DictConfig) and not prefix:
-            yield from settings_of(value, f"{key}.")
-        else:
+        nested = dict(_schemas_below(key, value, is_group=not prefix))
+        for inner, node in nested.items():
+            yield from settings_of(node, f"{inner}.")
+        if not nested:
             yield key, value, spec
+
+
+def _schemas_below(key: str, value: Any, *, is_group: bool = False) -> Iterator[tuple[str, DictConfig]]:
+    """Nodes with keys of their own: a group, an option of one within another, and a mapping that holds some."""
+    if not isinstance(value, DictConfig):
+        return
+    if is_group or OmegaConf.get_type(value) in SCHEMAS.values():
+        yield key, value
+        return
+    for name in value:
+        if not OmegaConf.is_missing(value, name):
+            yield from _schemas_below(f"{key}.{name}", value[name])
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
@@ -101,16 +114,21 @@ def _check_value(key: str, value: Any, spec: Field) -> None:
             raise ConfigError(f"{key} must be {describe(spec)}, got {item!r}")
 
 
-def _check_drafter_class(node: DictConfig) -> None:
-    """Raise ConfigError for another class under the settings of a drafter that ships."""
+def _check_drafter_class(node: DictConfig, key: str = "drafter") -> None:
+    """Raise ConfigError for another class under the settings of a drafter that ships, wrapped ones included."""
     names = {schema: name for (group, name), schema in SCHEMAS.items() if group == "drafter"}
     kind = OmegaConf.get_type(node)
     own = kind()._target_ if kind in names else MISSING
     if own not in (MISSING, node._target_):
+        option = "drafter" if key == "drafter" else f"drafter@{key}"
         raise ConfigError(
-            f"drafter._target_ of drafter={names[kind]} is {own}, got {node._target_}: "
-            f"write drafter=custom drafter._target_={node._target_}"
+            f"{key}._target_ of {option}={names[kind]} is {own}, got {node._target_}: "
+            f"write {option}=custom {key}._target_={node._target_}"
         )
+    for name in node:
+        if not OmegaConf.is_missing(node, name):
+            for inner, below in _schemas_below(f"{key}.{name}", node[name]):
+                _check_drafter_class(below, inner)
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

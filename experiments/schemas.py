@@ -111,6 +111,43 @@ class OracleSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuffixSchema:
+    """Settings of drafters.suffix."""
+
+    _target_: str = "drafters.suffix.SuffixConfig"
+    num_draft_tokens: int = setting(8, low=1, high=MAX_DRAFT_TOKENS)
+    max_depth: int = setting(64, low=2, high=1024)
+    spec_factor: float = setting(1.0, low=0)
+    spec_offset: float = setting(0.0, low=0)
+    min_probability: float = setting(0.1, low=0, high=1)
+    max_requests: int = setting(0, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSchema:
+    """Settings of drafters.adaptive; ``wrapped`` is an option of the group: drafter@drafter.wrapped=NAME."""
+
+    _target_: str = "drafters.adaptive.AdaptiveConfig"
+    wrapped: Any = MISSING
+    policy: str = setting("ucb", choices=("fixed", "average", "ucb", "confidence"))
+    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
+    min_draft_tokens: int = setting(1, low=0, high=MAX_DRAFT_TOKENS)
+    window: int = setting(8, low=1, high=1024)
+    token_cost: float = setting(0.2, low=0)
+    exploration: float = setting(0.3, low=0)
+    threshold: float = setting(0.4, low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeSchema:
+    """Settings of drafters.cascade; drafters are options of the group, asked in the order of their names."""
+
+    _target_: str = "drafters.cascade.CascadeConfig"
+    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
+    drafters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CustomDrafterSchema:
     """A drafter from elsewhere; ``params`` and, if set, ``num_draft_tokens`` go to ``_target_``."""
 
@@ -237,6 +274,9 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("drafter", "ngram"): NgramSchema,
     ("drafter", "nextn"): NextnSchema,
     ("drafter", "oracle"): OracleSchema,
+    ("drafter", "suffix"): SuffixSchema,
+    ("drafter", "adaptive"): AdaptiveSchema,
+    ("drafter", "cascade"): CascadeSchema,
     ("drafter", "custom"): CustomDrafterSchema,
     ("verifier", "verifier"): VerifierSchema,
     ("verifier", "typical"): TypicalSchema,

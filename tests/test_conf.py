@@ -90,7 +90,7 @@ def test_defaults_are_the_documented_ones() -> None:
         ("drafter.num_draft_tokenz=3", "nearest: drafter.num_draft_tokens"),
         ("sampling.temprature=1", "nearest: sampling.temperature"),
         ("draftr=ngram", "nearest: drafter"),
-        ("drafter=ngramm", "nearest: ngram (options: custom"),
+        ("drafter=ngramm", "nearest: ngram (options: adaptive"),
         ("+experiment=smok", "nearest: smoke"),
         ("experiment=smoke", "experiment=smoke needs a plus sign before it: write +experiment=smoke"),
         ("sweep=draft_length", "write +sweep=draft_length"),
@@ -117,12 +117,20 @@ def test_defaults_are_the_documented_ones() -> None:
             "drafter._target_=my.Config",
             "drafters.nextn.NextnConfig, got my.Config: write drafter=custom drafter._target_=my.Config",
         ),
+        (
+            "drafter=adaptive drafter@drafter.wrapped=ngram drafter.wrapped._target_=my.Config",
+            "write drafter@drafter.wrapped=custom drafter.wrapped._target_=my.Config",
+        ),
+        ("drafter=adaptive drafter.wrapped.proposals=best", "drafter.wrapped.proposals must be one of sampled, greedy"),
+        ("drafter=adaptive drafter.wrapped.tokens=1", "unknown key drafter.wrapped.tokens"),
+        ("drafter=adaptive drafter.policy=best", "drafter.policy must be one of fixed, average, ucb, confidence"),
+        ("drafter=cascade drafter.drafters.a.max_ngram=99", "drafter.drafters.a.max_ngram must be an integer, 1 to 16"),
         ("drafter=my.Config", "a class is given as drafter=custom drafter._target_=my.Config"),
         ("target=my.load", "a class is given as target=custom target._target_=my.load"),
     ],
 )
 def test_mistake_names_key_value_and_what_is_allowed(override: str, said: str) -> None:
-    assert said in refused([override])
+    assert said in refused(override.split())
 
 
 @pytest.mark.parametrize("override", ["drafter=none,ngram", "drafter.num_draft_tokens=1,2"])

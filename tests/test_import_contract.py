@@ -30,7 +30,7 @@ PROJECT_ALLOWED = {
 OUTSIDE_ALLOWED = {
     "specdec": NUMERIC,
     "backends": NUMERIC | {"safetensors", "tokenizers", "transformers"},
-    "drafters": NUMERIC,
+    "drafters": NUMERIC | {"arctic_inference"},
 }
 KERNEL_PLACES = (
     "backends/deepseek_v4/ops/",
