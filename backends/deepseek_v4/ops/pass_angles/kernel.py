@@ -11,7 +11,7 @@ from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.pass_values import PassAngles
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions_ptr", "position_stride"])
 def _pass_angles(
     positions_ptr, position_stride, window_freqs_ptr, compress_freqs_ptr, out_ptr,
     RATIO_2: tl.constexpr, RATIO_3: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,

@@ -3,8 +3,6 @@
 Sections of a token: its own rows in all groups, its window, and blocks of its HCA rows.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -31,43 +29,30 @@ NUM_ROWS = 10
 CSA_RATIO = tl.constexpr(AttentionKind.CSA.ratio)
 HCA_RATIO = tl.constexpr(AttentionKind.HCA.ratio)
 
-# Groups in the order of the kernel's arguments.
-GROUPS = (
-    SWA_GROUP,
-    state_group(AttentionKind.CSA),
-    INDEX_STATE_GROUP,
-    compressed_group(AttentionKind.CSA),
-    state_group(AttentionKind.HCA),
-    compressed_group(AttentionKind.HCA),
-)
+# Groups in the order of the kernel's arguments: one row per token with a base, then full history.
+SLIDING_GROUPS = (SWA_GROUP, state_group(AttentionKind.CSA), INDEX_STATE_GROUP, state_group(AttentionKind.HCA))
+HISTORY_GROUPS = (compressed_group(AttentionKind.CSA), compressed_group(AttentionKind.HCA))
+GROUPS = SLIDING_GROUPS + HISTORY_GROUPS
 ALIGNED_VALUES = 4
 HCA_COLUMNS_PER_PROGRAM = 1024
 FIRST_HCA_SECTION = tl.constexpr(2)
 
 
-class TableArgument(NamedTuple):
-    """A block table as kernel arguments; without a base the pages stand in for it and are not read as one."""
-
-    pages: torch.Tensor
-    row_stride: int
-    num_columns: int
-    base: torch.Tensor
-    base_stride: int
-
-
 @triton.jit
 def _own_slot(table, req, position, ROWS_PER_PAGE: tl.constexpr):
     """Slot of a position in a sliding group of one row per token."""
-    base = first_page(table.base, table.base_stride, req)
-    return page_slots(table.pages, table.row_stride, table.num_columns, req, base, position, ROWS_PER_PAGE)
+    pages_ptr, row_stride, num_columns, base_ptr, base_stride = table
+    base = first_page(base_ptr, base_stride, req)
+    return page_slots(pages_ptr, row_stride, num_columns, req, base, position, ROWS_PER_PAGE)
 
 
 @triton.jit
 def _entry_slot(table, req, position, RATIO: tl.constexpr, ROWS_PER_PAGE: tl.constexpr):
     """Slot of the compressed row that a position closes; -1 where it closes none."""
+    pages_ptr, row_stride, num_columns = table
     closes = (position >= 0) & ((position + 1) % RATIO == 0)
     entry = tl.where(closes, position // RATIO, -1)
-    return page_slots(table.pages, table.row_stride, table.num_columns, req, 0, entry, ROWS_PER_PAGE)
+    return page_slots(pages_ptr, row_stride, num_columns, req, 0, entry, ROWS_PER_PAGE)
 
 
 @triton.jit
@@ -99,19 +84,34 @@ def _write_entries(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS_PER_PAGE: tl.constexpr,
 ):  # fmt: skip
     """Write a block of the list of all HCA rows that a position sees."""
+    pages_ptr, row_stride, num_columns = table
     entries = first + tl.arange(0, BLOCK)
     seen = tl.where(entries < _visible(position, HCA_RATIO), entries, -1)
-    slots = page_slots(table.pages, table.row_stride, table.num_columns, req, 0, seen, ROWS_PER_PAGE)
+    slots = page_slots(pages_ptr, row_stride, num_columns, req, 0, seen, ROWS_PER_PAGE)
     tl.store(line_ptr + entries, slots, mask=entries < COLUMNS)
 
 
-@triton.jit(do_not_specialize=["row_stride"])
+# One variant whatever the number of tokens and the shapes of the tables: no such number is worth a compilation.
+@triton.jit(
+    do_not_specialize=[
+        "positions_ptr", "position_stride", "reqs_ptr", "req_stride", "row_stride",
+        "swa_ptr", "swa_stride", "swa_columns", "swa_base_ptr", "swa_base_stride",
+        "csa_state_ptr", "csa_state_stride", "csa_state_columns", "csa_state_base_ptr", "csa_state_base_stride",
+        "index_ptr", "index_stride", "index_columns", "index_base_ptr", "index_base_stride",
+        "hca_state_ptr", "hca_state_stride", "hca_state_columns", "hca_state_base_ptr", "hca_state_base_stride",
+        "csa_ptr", "csa_stride", "csa_columns", "hca_ptr", "hca_stride", "hca_columns",
+    ]
+)  # fmt: skip
 def _pass_indices(
     positions_ptr, position_stride, reqs_ptr, req_stride, rows_ptr, row_stride, window_ptr, hca_list_ptr,
-    swa, csa_state, index_state, csa, hca_state, hca,
+    swa_ptr, swa_stride, swa_columns, swa_base_ptr, swa_base_stride,
+    csa_state_ptr, csa_state_stride, csa_state_columns, csa_state_base_ptr, csa_state_base_stride,
+    index_ptr, index_stride, index_columns, index_base_ptr, index_base_stride,
+    hca_state_ptr, hca_state_stride, hca_state_columns, hca_state_base_ptr, hca_state_base_stride,
+    csa_ptr, csa_stride, csa_columns, hca_ptr, hca_stride, hca_columns,
     HAS_CSA: tl.constexpr, HAS_HCA: tl.constexpr,
-    SWA_PAGE: tl.constexpr, CSA_STATE_PAGE: tl.constexpr, INDEX_STATE_PAGE: tl.constexpr, CSA_PAGE: tl.constexpr,
-    HCA_STATE_PAGE: tl.constexpr, HCA_PAGE: tl.constexpr,
+    SWA_PAGE: tl.constexpr, CSA_STATE_PAGE: tl.constexpr, INDEX_PAGE: tl.constexpr, HCA_STATE_PAGE: tl.constexpr,
+    CSA_PAGE: tl.constexpr, HCA_PAGE: tl.constexpr,
     WINDOW: tl.constexpr, WINDOW_COLUMNS: tl.constexpr, WINDOW_BLOCK: tl.constexpr,
     HCA_COLUMNS: tl.constexpr, HCA_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -120,14 +120,20 @@ def _pass_indices(
     position = tl.load(positions_ptr + token * position_stride)
     req = tl.load(reqs_ptr + token * req_stride)
     rows_ptr += token
+    swa = (swa_ptr, swa_stride, swa_columns, swa_base_ptr, swa_base_stride)
+    hca = (hca_ptr, hca_stride, hca_columns)
     if section == 0:
         tl.store(rows_ptr + SWA_SLOT * row_stride, _own_slot(swa, req, position, SWA_PAGE))
         if HAS_CSA:
+            csa_state = (csa_state_ptr, csa_state_stride, csa_state_columns, csa_state_base_ptr, csa_state_base_stride)
+            index_state = (index_ptr, index_stride, index_columns, index_base_ptr, index_base_stride)
+            csa = (csa_ptr, csa_stride, csa_columns)
             tl.store(rows_ptr + CSA_STATE_SLOT * row_stride, _own_slot(csa_state, req, position, CSA_STATE_PAGE))
-            tl.store(rows_ptr + INDEX_STATE_SLOT * row_stride, _own_slot(index_state, req, position, INDEX_STATE_PAGE))
+            tl.store(rows_ptr + INDEX_STATE_SLOT * row_stride, _own_slot(index_state, req, position, INDEX_PAGE))
             tl.store(rows_ptr + CSA_ENTRY_SLOT * row_stride, _entry_slot(csa, req, position, CSA_RATIO, CSA_PAGE))
             tl.store(rows_ptr + CSA_VISIBLE * row_stride, _visible(position, CSA_RATIO))
         if HAS_HCA:
+            hca_state = (hca_state_ptr, hca_state_stride, hca_state_columns, hca_state_base_ptr, hca_state_base_stride)
             tl.store(rows_ptr + HCA_STATE_SLOT * row_stride, _own_slot(hca_state, req, position, HCA_STATE_PAGE))
             tl.store(rows_ptr + HCA_ENTRY_SLOT * row_stride, _entry_slot(hca, req, position, HCA_RATIO, HCA_PAGE))
             visible = _visible(position, HCA_RATIO)
@@ -157,7 +163,7 @@ def pass_indices(packed: PackedPass, shape: IndexShape) -> PassIndices:
         _pass_indices[num_tokens, FIRST_HCA_SECTION.value + ceil_div(hca_columns, hca_block)](
             packed.positions_T, packed.positions_T.stride(0), packed.reqs_T, packed.reqs_T.stride(0),
             rows, row_stride, window_TK, hca_TK if has_hca else window_TK,
-            *(_table(packed.tables, group_id if group_id in shape.groups else SWA_GROUP) for group_id in GROUPS),
+            *(value for group_id in GROUPS for value in _table_arguments(packed.tables, shape, group_id)),
             has_csa, has_hca,
             *(shape.groups[group_id].rows_per_page if group_id in shape.groups else 1 for group_id in GROUPS),
             WINDOW=shape.window_tokens, WINDOW_COLUMNS=shape.window_columns,
@@ -167,12 +173,15 @@ def pass_indices(packed: PackedPass, shape: IndexShape) -> PassIndices:
     return _results(packed, shape, rows[:, :num_tokens], window_TK, hca_TK)
 
 
-def _table(tables: Tables, group_id: str) -> TableArgument:
-    table = tables[group_id]
+def _table_arguments(tables: Tables, shape: IndexShape, group_id: str) -> tuple[torch.Tensor | int, ...]:
+    """A block table as the kernel takes it; a table that is not read stands in for an absent one."""
+    is_sliding = group_id not in HISTORY_GROUPS
+    table = tables[group_id if group_id in shape.groups else SWA_GROUP]
     pages_BC, base_B = table.pages_BC, table.base_B
     assert pages_BC.stride(1) == 1 or pages_BC.shape[1] <= 1, "neighbouring columns of a block table are adjacent"
-    base_B = pages_BC[:, 0] if base_B is None else base_B
-    return TableArgument(pages_BC, pages_BC.stride(0), pages_BC.shape[1], base_B, base_B.stride(0))
+    assert not is_sliding or base_B is not None, "a sliding group has base offsets"
+    arguments = pages_BC, pages_BC.stride(0), pages_BC.shape[1]
+    return (*arguments, base_B, base_B.stride(0)) if is_sliding else arguments
 
 
 def _results(

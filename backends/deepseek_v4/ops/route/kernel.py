@@ -43,7 +43,7 @@ def _choose(scores, bias_ptr, columns, inside, picks, K: tl.constexpr):
     return ids
 
 
-@triton.jit(do_not_specialize=["part_stride"])
+@triton.jit(do_not_specialize=["part_stride", "tokens_ptr", "tokens_stride"])
 def _route(
     parts_ptr, part_stride, token_stride, expert_stride, tokens_ptr, tokens_stride, bias_ptr,
     table_ptr, table_stride, table_rows, ids_ptr, weights_ptr, factor,

@@ -247,6 +247,21 @@ def test_pass_without_tokens_has_empty_lists(kernels):
     )
 
 
+@pytest.mark.parametrize("kernels", [Kernels.REFERENCE, Kernels.TRITON])
+def test_table_without_columns_has_no_rows(kernels):
+    packed, shape = case_of((0, 4, 128), 20, [(3, 1)], 0)
+    tables = {
+        group_id: GroupTable(pages_BC=torch.empty((1, 0), dtype=torch.int32), base_B=table.base_B)
+        for group_id, table in packed.tables.items()
+    }
+    bare = PackedPass(tokens_T=packed.tokens_T, positions_T=packed.positions_T, reqs_T=packed.reqs_T, tables=tables)
+    bare = to(bare, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    got = pass_indices(bare, shape, kernels=kernels)
+    assert got.window.lens_T.tolist() == [0] and got.visible[AttentionKind.CSA].tolist() == [1]
+    assert [slots_T.tolist() for slots_T in got.write_slots.values()] == [[-1]] * 4
+    assert got.entry_slots[AttentionKind.CSA].tolist() == [-1]
+
+
 def test_group_without_a_table_is_an_error():
     packed, _ = case_of((0,), 8, [(0, 1)], 0)
     with pytest.raises(MetadataError, match="v4.c4a.compressed_kv"):
