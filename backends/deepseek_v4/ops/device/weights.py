@@ -85,9 +85,9 @@ def _load(pointers, k, num_k, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def load_rows(x_ptr, offsets_N, inside_N, k0, num_inputs, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr):
-    """Columns ``k0`` and on of rows of x as [K, N]; rows not inside and columns beyond ``num_inputs`` are 0."""
-    k = k0 + tl.arange(0, BLOCK_K)
+def load_rows(x_ptr, offsets_N, inside_N, step, num_inputs, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr):
+    """Inputs of step ``step`` of rows of x as [K, N]; rows not inside and inputs beyond ``num_inputs`` are 0."""
+    k = step * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = inside_N[None, :]
     if not WHOLE:
         inside = inside & (k < num_inputs)[:, None]
@@ -95,42 +95,29 @@ def load_rows(x_ptr, offsets_N, inside_N, k0, num_inputs, BLOCK_K: tl.constexpr,
 
 
 @triton.jit
-def fp8_scales(scales_ptr, rows_M, k0, num_inputs):
-    """fp32 scales [M] of rows of the weight in the block of 128 inputs that holds input ``k0``."""
-    inside = k0 < num_inputs
-    per_row = tl.cdiv(num_inputs, FP8_BLOCK)
-    pointers = scales_ptr + (rows_M // FP8_BLOCK) * per_row + k0 // FP8_BLOCK
-    return float_of_e8m0(tl.load(pointers, mask=inside & (rows_M >= 0), other=0))
+def fp8_scales(scales_ptr, scales_stride, rows_M, step, num_inputs, BLOCK_K: tl.constexpr):
+    """fp32 scales [M] of rows of the weight for the inputs of step ``step``; BLOCK_K divides 128."""
+    k0 = step * BLOCK_K
+    pointers = scales_ptr + (rows_M // FP8_BLOCK) * scales_stride + k0 // FP8_BLOCK
+    return float_of_e8m0(tl.load(pointers, mask=(k0 < num_inputs) & (rows_M >= 0), other=0))
 
 
 @triton.jit
 def multiply(
-    acc, values_ptr, scales_ptr, rows_M, fp8_scale_M, x_KN, k0, num_inputs,
+    acc, values_ptr, values_stride, scales_ptr, scales_stride, rows_M, fp8_scale_M, x_KN, step, num_inputs,
     FORMAT: tl.constexpr, EXACT: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` [M, N] plus rows of the weight times ``x_KN``, over inputs ``k0`` to ``k0 + BLOCK_K``.
+    """``acc`` [M, N] plus rows of the weight times ``x_KN``, over the BLOCK_K inputs of step ``step``.
 
-    values_ptr, scales_ptr  of the whole matrix; rows_M must lie inside it
-    fp8_scale_M             fp32 scales of this block of inputs (FP8 only, where BLOCK_K divides 128)
+    values_ptr, scales_ptr  of the whole matrix, with their elements per row; rows_M must lie inside it
+    fp8_scale_M             fp32 scales of this step (FP8 only, see ``fp8_scales``)
     """
-    if FORMAT == PLAIN:
-        k = k0 + tl.arange(0, BLOCK_K)
-        w = _load(values_ptr + rows_M[:, None] * num_inputs + k[None, :], k, num_inputs, WHOLE)
-        acc = tl.dot(w.to(x_KN.dtype), x_KN, acc, input_precision="ieee")
-    elif FORMAT == FP8:
-        k = k0 + tl.arange(0, BLOCK_K)
-        w = _load(values_ptr + rows_M[:, None] * num_inputs + k[None, :], k, num_inputs, WHOLE)
-        if EXACT:
-            part = tl.dot(float_of_e4m3(w), x_KN, input_precision="ieee")
-        else:
-            part = tl.dot(bf16_of_e4m3(w), x_KN)
-        acc += part * fp8_scale_M[:, None]
-    else:
-        pair = k0 // 2 + tl.arange(0, BLOCK_K // 2)
-        block = k0 // FP4_BLOCK + tl.arange(0, BLOCK_K // FP4_BLOCK)
-        num_pairs, num_blocks = num_inputs // 2, num_inputs // FP4_BLOCK
-        w = _load(values_ptr + rows_M[:, None] * num_pairs + pair[None, :], pair, num_pairs, WHOLE)
-        scale = _load(scales_ptr + rows_M[:, None] * num_blocks + block[None, :], block, num_blocks, WHOLE)
+    if FORMAT == FP4:
+        pair = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+        block = step * (BLOCK_K // FP4_BLOCK) + tl.arange(0, BLOCK_K // FP4_BLOCK)
+        w = _load(values_ptr + rows_M[:, None] * values_stride + pair[None, :], pair, num_inputs // 2, WHOLE)
+        scale_pointers = scales_ptr + rows_M[:, None] * scales_stride + block[None, :]
+        scale = _load(scale_pointers, block, num_inputs // FP4_BLOCK, WHOLE)
         if EXACT:
             byte = w.to(tl.int32)
             codes = tl.join(float_of_e2m1(byte & 15), float_of_e2m1(byte >> 4))
@@ -139,4 +126,13 @@ def multiply(
             acc = tl.dot(spread.reshape(M, BLOCK_K), x_KN, acc, input_precision="ieee")
         else:
             acc = tl.dot_scaled(w, scale, "e2m1", x_KN, None, "bf16", acc, fast_math=True)
+    else:
+        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        w = _load(values_ptr + rows_M[:, None] * values_stride + k[None, :], k, num_inputs, WHOLE)
+        if FORMAT == PLAIN:
+            acc = tl.dot(w.to(x_KN.dtype), x_KN, acc, input_precision="ieee")
+        elif EXACT:
+            acc += tl.dot(float_of_e4m3(w), x_KN, input_precision="ieee") * fp8_scale_M[:, None]
+        else:
+            acc += tl.dot(bf16_of_e4m3(w), x_KN) * fp8_scale_M[:, None]
     return acc
