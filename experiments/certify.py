@@ -37,6 +37,23 @@ SUITE_DRAFTERS = (
     {"_target_": "drafters.ngram.NgramConfig"},
     {"_target_": "drafters.oracle.OracleConfig"},
     {"_target_": "drafters.none.NoneConfig"},
+    *(
+        {
+            "_target_": "drafters.adaptive.AdaptiveConfig",
+            "wrapped": {"_target_": "drafters.nextn.NextnConfig"},
+            "policy": policy,
+            "min_draft_tokens": 0,
+            "token_cost": 0.5,
+        }
+        for policy in ("average", "ucb", "confidence")
+    ),
+    {
+        "_target_": "drafters.cascade.CascadeConfig",
+        "drafters": {
+            "a": {"_target_": "drafters.ngram.NgramConfig", "min_ngram": 2},
+            "b": {"_target_": "drafters.nextn.NextnConfig"},
+        },
+    },
 )
 
 

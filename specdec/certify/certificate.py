@@ -115,6 +115,11 @@ def average_of_past(past: Past, most: int) -> int:
     return min(most, 1 + sum(accepted for _, accepted in past) // len(past)) if past else most
 
 
+def through_token_two(tokens: Sequence[int]) -> int:
+    """Stops after the first token 2 and keeps it: whether a token is verified depends on those before it."""
+    return next((i + 1 for i, token in enumerate(tokens) if token == 2), len(tokens))
+
+
 def exact_rules() -> Iterator[Finding]:
     """Every exact rule: chains with sampled and argmax drafts, adaptive lengths, siblings and trees."""
     for rule, name in ((TokenRatioRule(), "token ratio test"), (BlockRule(), "block verification")):
@@ -139,6 +144,7 @@ def _sources(pair: Pair) -> Iterator[tuple[str, TableDrafts]]:
         name = policy.__name__.replace("_", " ")
         yield f"up to 3 sampled drafts, {name}", replace(sampled, policy=policy)
     yield "sampled drafts while the draft is sure", replace(sampled, confidence=Fraction(2, 5))
+    yield "sampled drafts through the first token 2", replace(sampled, keeps=through_token_two)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 from collections.abc import Hashable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ class DrafterSource:
         self._backend = TableBackend(table)
         self._num_hidden = len(needs.hidden_layers)
         self._with_history = needs.history
-        self.name = type(config).__name__
+        self.name = named(config)
         setup = DraftSetup(
             device=torch.device("cpu"),
             vocab_size=table.vocab_size,
@@ -162,6 +163,16 @@ class DrafterSource:
 
     def _load(self, pickled: bytes) -> Drafter:
         return _Unpickler(io.BytesIO(pickled), self._backend).load()
+
+
+def named(config: DrafterConfig) -> str:
+    """The class of a configuration, with the plain settings that are not at their defaults."""
+    changed = []
+    for spec in fields(config) if is_dataclass(config) else ():
+        value = getattr(config, spec.name)
+        if spec.default is not MISSING and isinstance(value, str | bool | int | float) and value != spec.default:
+            changed.append(f"{spec.name}={value}")
+    return type(config).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
 def _global_generators() -> tuple[object, ...]:

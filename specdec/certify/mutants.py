@@ -1,6 +1,7 @@
 """Mutants: wrong decoding that the certificate must find, by arithmetic, by report, and by shared randomness."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from specdec.api import Verifier
 from specdec.certify import wrong_rules
@@ -139,13 +140,25 @@ def _siblings() -> list[Mutant]:
 def _reports() -> list[Mutant]:
     sharper = table("1/6 1/6 2/3")
     shifted = Table(BIGRAM.draft.rows[1:] + BIGRAM.draft.rows[:1])
-    hides = TableDrafts(drawn=IID.draft, reported=IID.draft, most=1, keeps=lambda tokens: sum(t != 2 for t in tokens))
+    hides, likely = (replace(_sampled(1), keeps=keeps) for keeps in (_leading(0, 1), _leading(2)))
+    cut = replace(_sampled(2), keeps=_leading(0, 1))
     games = {
         "reports the law of another temperature": _misreported(IID.draft, sharper),
         "reports the law of another position": _misreported(BIGRAM.draft, shifted, pair=BIGRAM),
         "drops a drafted token after looking at it": _chain(TokenRatioRule(), drafts=hides),
+        "drops drafted tokens that turned out unlikely": _chain(TokenRatioRule(), drafts=likely),
+        "block verification of a draft cut after looking at it": _chain(BlockRule(), drafts=cut),
     }
     return _named(games)
+
+
+def _sampled(most: int) -> TableDrafts:
+    return TableDrafts(drawn=IID.draft, reported=IID.draft, most=most)
+
+
+def _leading(*wanted: int) -> Callable[[Sequence[int]], int]:
+    """How many drafted tokens come before the first that is not ``wanted``: a look at the token that is dropped."""
+    return lambda tokens: next((i for i, token in enumerate(tokens) if token not in wanted), len(tokens))
 
 
 def _couplings() -> list[Mutant]:

@@ -113,7 +113,7 @@ def test_suffix_is_exact() -> None:
 
 @installed
 def test_state_that_spans_requests_is_not_enumerated() -> None:
-    with pytest.raises(UnsupportedError, match="the state of SuffixConfig cannot be copied"):
+    with pytest.raises(UnsupportedError, match="the state of SuffixConfig.max_requests=2. cannot be copied"):
         certify(RejectionVerifier(), SuffixConfig(max_requests=2), num_tokens=3, pairs=(BIGRAM,))
 
 

@@ -36,6 +36,15 @@ def test_drafters_without_a_model(drafter: str, certify_here: Certify, capsys: p
     assert "stood in" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("policy", ["average", "ucb", "confidence"])
+def test_adaptive_policies_on_the_command_line(
+    policy: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_here("verifier=rejection", "drafter=adaptive", f"drafter.policy={policy}", "tokens=3") == 0
+    assert "drafter AdaptiveConfig" in capsys.readouterr().out
+    assert only_result()["exact"] is True
+
+
 @pytest.mark.parametrize("verifier", ["typical", "threshold"])
 def test_lossy_pair_ends_with_its_counterexample(
     verifier: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]
@@ -70,12 +79,14 @@ def test_mistake_is_one_line(
 def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
     assert certify_here() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "every exact rule is exact; 32 of 32 wrong rules were found" in lines
-    assert sum(line.startswith("wrong rule: ") for line in lines) == 32
+    assert "every exact rule is exact; 34 of 34 wrong rules were found" in lines
+    assert sum(line.startswith("wrong rule: ") for line in lines) == 34
     for covered in (
         "block verification",
         "deterministic siblings",
         "average of past",
+        "AdaptiveConfig(policy=average, min_draft_tokens=0, token_cost=0.5)",
+        "CascadeConfig",
         "tree of parents",
         "verifier gumbel",
     ):
