@@ -1,0 +1,38 @@
+"""FewRowsLinear: a linear layer that is fast for the few rows of a verify pass in float32 on a CPU.
+
+The library's product of a few rows with a transposed weight reads the weight far slower than memory allows; the
+product of the weight with the transposed rows does not. Measured on two EPYC cores, 1536 x 576: 2 rows 479 us against
+241 us, 4 rows 505 us against 269 us, 16 rows alike; on one core 10 to 20 % less.
+"""
+
+import torch
+from torch import nn
+
+FEWEST, MOST = 2, 8
+
+
+class FewRowsLinear(nn.Module):
+    """The same weights as the linear layer that it stands for, and the same result but for rounding."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features]`` -> ``[..., out_features]``."""
+        num_rows = input.numel() // self.in_features
+        if not FEWEST <= num_rows <= MOST:
+            return nn.functional.linear(input, self.weight, self.bias)
+        product = (self.weight @ input.reshape(num_rows, self.in_features).T).T.contiguous()
+        if self.bias is not None:
+            product += self.bias
+        return product.view(*input.shape[:-1], self.out_features)
+
+
+def use_few_rows(model: nn.Module) -> None:
+    """Replace the linear layers of a float32 model on a CPU, in place; leave any other model as it is."""
+    linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    for name, linear in linears:
+        if linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32:
+            model.set_submodule(name, FewRowsLinear(linear))

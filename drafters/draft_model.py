@@ -1,0 +1,93 @@
+"""Drafting with an independent smaller model, which reads nothing but token ids.
+
+The model is any ``DraftBackend`` that catches up from ``DraftInput.histories``; this file knows only the order of its
+calls. Sources: Leviathan et al. (2023); Chen et al. (2023).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafters.common import check_num_draft_tokens
+from specdec.api import Draft, DraftBackend, Drafter, DrafterNeeds, DraftInput, DraftSetup, Proposal
+from specdec.checks import one_of
+from specdec.errors import ConfigError
+
+LOADER = "experiments.hf.load_draft"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftModelConfig:
+    """Settings of drafting with another model. Raises ConfigError for values out of range.
+
+    num_draft_tokens  tokens proposed per round, 1..31
+    proposals         ``sampled`` draws with the verifier's coupling, ``greedy`` takes the draft's argmax
+    checkpoint        folder of the draft model, or a name that ``target.checkpoint`` knows
+    loader            importable function that makes the ``DraftBackend``; called by ``experiments.build``
+    """
+
+    num_draft_tokens: int = 3
+    proposals: str = "sampled"
+    checkpoint: str = ""
+    loader: str = LOADER
+
+    def __post_init__(self) -> None:
+        check_num_draft_tokens(self.num_draft_tokens)
+        one_of("proposals", self.proposals, ("sampled", "greedy"), where="drafter.proposals")
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        return DrafterNeeds(history=True)
+
+    def build(self, setup: DraftSetup) -> Drafter:
+        """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
+        if setup.draft_backend is None:
+            raise ConfigError("drafter draft_model needs a draft model (conf: drafter.checkpoint)")
+        return DraftModelDrafter(self, setup.draft_backend)
+
+
+class DraftModelDrafter:
+    """Owns no state between rounds: the backend knows by comparison what it has been fed."""
+
+    def __init__(self, config: DraftModelConfig, backend: DraftBackend) -> None:
+        self.num_draft_tokens = config.num_draft_tokens
+        self.needs = config.needs
+        self._greedy = config.proposals == "greedy"
+        self._backend = backend
+
+    def propose(self, inputs: DraftInput) -> Proposal | None:
+        """Catch up, then draft token by token: token i, for position ``seq_lens + 1 + i``, is fed there."""
+        limits = [
+            min(limit, self.num_draft_tokens) if wanted else 0
+            for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True)
+        ]
+        num_steps = max(limits, default=0)
+        if num_steps == 0:
+            return None
+        logits_BV = self._backend.begin_draft(inputs)
+        limits_B = torch.tensor(limits, dtype=torch.int64, device=logits_BV.device)
+        # A request that drafts less than the others stays on its last token: it may have no position for more.
+        last_step_B = (limits_B - 1).clamp(min=1)
+        drafts = [self._draw(inputs, logits_BV, offset=1)]
+        for step in range(1, num_steps):
+            self._backend.advance_draft_forward_metadata(inputs.seq_lens_B + 1 + last_step_B.clamp(max=step))
+            logits_BV = self._backend.forward(drafts[-1].tokens_B)
+            drafts.append(self._draw(inputs, logits_BV, offset=step + 1))
+        return _proposal(drafts, limits_B)
+
+    def _draw(self, inputs: DraftInput, logits_BV: torch.Tensor, *, offset: int) -> Draft:
+        return inputs.sampling.draw(logits_BV, inputs.seq_lens_B + offset, greedy=self._greedy)
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nothing to drop: another text on a row differs from what was fed, and is fed anew from there."""
+
+
+def _proposal(drafts: list[Draft], limits_B: torch.Tensor) -> Proposal:
+    laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
+    assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
+    return Proposal(
+        tokens_BK=torch.stack([draft.tokens_B for draft in drafts], dim=1),
+        num_drafted_B=limits_B,
+        probs_BKV=torch.stack(laws, dim=1) if laws else None,
+    )
