@@ -12,7 +12,7 @@ import triton.language as tl
 
 from backends.deepseek_v4.ops.device.weights import FP8, fp8_scales, load_rows, multiply
 from backends.deepseek_v4.ops.experts.plan import plan_blocks
-from backends.deepseek_v4.ops.experts.tiles import choose_tiles, row_block
+from backends.deepseek_v4.ops.experts.tiles import ExpertTiles, choose_tiles, row_block
 from backends.deepseek_v4.ops.experts.values import ExpertWeights
 from backends.deepseek_v4.ops.linear.kernel import FORMAT_CODES, KernelWeight, is_exact
 from backends.deepseek_v4.ops.linear.tiles import Tile
@@ -198,26 +198,33 @@ def _launches(routed: ExpertWeights, shared: ExpertWeights, rows: _Rows) -> tupl
 
 
 def experts(
-    x_TD: torch.Tensor, routing: Routing, routed: ExpertWeights, shared: ExpertWeights, *, limit: float
+    x_TD: torch.Tensor,
+    routing: Routing,
+    routed: ExpertWeights,
+    shared: ExpertWeights,
+    *,
+    limit: float,
+    tiles: ExpertTiles | None = None,
 ) -> torch.Tensor:
-    """See the package."""
+    """See the package; ``tiles`` replaces those of the table."""
     assert x_TD.stride(-1) == 1, "rows of x must be contiguous"
     assert routing.ids_Tk.is_contiguous() and routing.weights_Tk.is_contiguous(), "a routing must be contiguous"
     hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
     rows = _Rows.of(routing, routed.w1.values.shape[0])
     h = torch.empty((rows.k + 1, rows.num_tokens, width), device=x_TD.device, dtype=x_TD.dtype)
     out = torch.empty((rows.k + 1, rows.num_tokens, hidden), device=x_TD.device, dtype=torch.float32)
-    launches = _launches(routed, shared, rows)
-    for launch in launches:
-        tiles = choose_tiles(launch.routed.w1.format, exact=is_exact(x_TD, launch.routed.w1))
-        run_first(x_TD, h, launch, rows, tiles.first, limit)
-    for launch in launches:
-        tiles = choose_tiles(launch.routed.w1.format, exact=is_exact(x_TD, launch.routed.w1))
-        run_second(h, out, launch, rows, tiles.second)
+    launches = [
+        (launch, tiles or choose_tiles(launch.routed.w1.format, rows.block, exact=is_exact(x_TD, launch.routed.w1)))
+        for launch in _launches(routed, shared, rows)
+    ]
+    for launch, each in launches:
+        _run_first(x_TD, h, launch, rows, each.first, limit)
+    for launch, each in launches:
+        _run_second(h, out, launch, rows, each.second)
     return out
 
 
-def run_first(x_TD: torch.Tensor, h: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile, limit: float) -> None:
+def _run_first(x_TD: torch.Tensor, h: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile, limit: float) -> None:
     """Write the activations ``h`` [k + 1, T, I] of a launch's experts."""
     w1, w3 = KernelWeight.of(launch.routed.w1), KernelWeight.of(launch.routed.w3)
     s1, s3 = KernelWeight.of(launch.shared.w1), KernelWeight.of(launch.shared.w3)
@@ -234,7 +241,7 @@ def run_first(x_TD: torch.Tensor, h: torch.Tensor, launch: _Launch, rows: _Rows,
     )  # fmt: skip
 
 
-def run_second(h: torch.Tensor, out: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile) -> None:
+def _run_second(h: torch.Tensor, out: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile) -> None:
     """Write the outputs [k + 1, T, D] of a launch's experts."""
     w2, s2 = KernelWeight.of(launch.routed.w2), KernelWeight.of(launch.shared.w2)
     hidden, width = launch.routed.w1.num_inputs, launch.routed.w1.num_outputs

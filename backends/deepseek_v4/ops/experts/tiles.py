@@ -5,7 +5,7 @@ make 224 programs of 64 outputs for 132 multiprocessors, each with two stages of
 them on a multiprocessor; the second product makes 448.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.deepseek_v4.ops.linear.tiles import EXACT_TILE, Tile
 from backends.deepseek_v4.stored_weight import WeightFormat
@@ -31,15 +31,23 @@ TILES = {
         second=Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
     ),
     WeightFormat.FP4: ExpertTiles(
-        first=Tile(block_outputs=32, block_inputs=128, stages=4, warps=2),
-        second=Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
+        first=Tile(block_outputs=32, block_inputs=256, stages=3, warps=2),
+        second=Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
     ),
 }
 
 
-def choose_tiles(weight_format: WeightFormat, *, exact: bool) -> ExpertTiles:
-    """Tiles of a format; ``exact`` for fp32 products."""
-    return EXACT_TILES if exact else TILES[weight_format]
+def choose_tiles(weight_format: WeightFormat, rows: int, *, exact: bool) -> ExpertTiles:
+    """Tiles for blocks of ``rows`` pairs; ``exact`` for fp32 products.
+
+    Of a quantised format, more rows are spread over more warps, as their sums would not fit into registers.
+    """
+    if exact:
+        return EXACT_TILES
+    tiles = TILES[weight_format]
+    if weight_format is WeightFormat.PLAIN or rows <= 16:
+        return tiles
+    return ExpertTiles(first=replace(tiles.first, warps=4), second=replace(tiles.second, warps=4))
 
 
 def row_block(num_tokens: int, k: int, num_experts: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from backends.deepseek_v4.stored_weight import WeightFormat
 
 NUM_PROCESSORS = 132
-SPLIT_UNIT = 128
+SPLIT_UNIT = 256
 MOST_SPLITS = 16
 SPLIT_OUTPUTS = 64
 # What one more part costs whoever adds them up, as a share of the product's time.
@@ -36,17 +36,18 @@ class Tile:
 # Tiles of bf16 products by format and rows of a block. Stored bf16 goes straight from shared memory to the matrix unit
 # (wgmma: 64 outputs, 4 warps). Quantised weights pass registers on the way, and there the compiler lays out bytes well
 # only for the smaller instruction (mma.sync: under 64 outputs or under 4 warps). All tiles of a format must use the
-# same instruction, or the bits of a row would change with the number of rows.
+# same instruction, or the bits of a row would change with the number of rows. A step of fp4 has 4 bytes of scales for
+# each thread at least: fewer are not copied ahead.
 TILES = {
     (WeightFormat.PLAIN, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 64): Tile(block_outputs=64, block_inputs=128, stages=3, warps=4),
     (WeightFormat.FP8, 16): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
     (WeightFormat.FP8, 32): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
-    (WeightFormat.FP8, 64): Tile(block_outputs=32, block_inputs=128, stages=4, warps=2),
-    (WeightFormat.FP4, 16): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
-    (WeightFormat.FP4, 32): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
-    (WeightFormat.FP4, 64): Tile(block_outputs=32, block_inputs=128, stages=4, warps=2),
+    (WeightFormat.FP8, 64): Tile(block_outputs=32, block_inputs=128, stages=4, warps=4),
+    (WeightFormat.FP4, 16): Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
+    (WeightFormat.FP4, 32): Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
+    (WeightFormat.FP4, 64): Tile(block_outputs=32, block_inputs=256, stages=3, warps=4),
 }
 # fp32 products run on ordinary units and are not tuned.
 EXACT_TILE = Tile(block_outputs=32, block_inputs=32, stages=2, warps=4)
