@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from backends.deepseek_v4.ops.device.norms import rms_factor, round_to
 from backends.deepseek_v4.ops.hyper.values import MixedInput
 
 NUM_WARPS = 4
@@ -31,7 +32,7 @@ def _inverse_length(
     part = tl.arange(0, PARTS)
     line = part.to(tl.int64) * num_tokens + tl.program_id(0)
     squares = tl.sum(tl.load(dots_ptr + line * (M + 1) + M, mask=part < P, other=0.0), axis=0)
-    return tl.rsqrt(squares / WIDTH + eps)
+    return tl.rsqrt(squares * (1.0 / WIDTH) + eps)
 
 
 @triton.jit
@@ -51,8 +52,8 @@ def _collapse(
     mixes *= _inverse_length(dots_ptr, num_tokens, eps, S * D, P, PARTS, M)
     pre = tl.sigmoid(mixes * tl.load(scale_ptr) + tl.load(base_ptr + stream)) + hc_eps
     summed = tl.sum(pre[:, None] * streams.to(tl.float32), axis=0)
-    rounded = summed.to(x_ptr.dtype.element_ty).to(tl.float32)
-    normed = rounded * tl.rsqrt(tl.sum(rounded * rounded, axis=0) / D + eps) * weight
+    rounded = round_to(summed, x_ptr)
+    normed = rounded * rms_factor(rounded, D, eps) * weight
     tl.store(x_ptr + token * D + column, normed.to(x_ptr.dtype.element_ty), mask=inside)
 
 

@@ -8,6 +8,7 @@ from backends.deepseek_v4.hyper_connections import mix_out as join_output
 from backends.deepseek_v4.norms import rms_norm
 from backends.deepseek_v4.ops.hyper.values import MixedInput
 from backends.deepseek_v4.ops.sinkhorn.reference import sinkhorn
+from backends.deepseek_v4.ops.sums import sum_in_order
 
 
 def mix_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor) -> torch.Tensor:
@@ -22,10 +23,7 @@ def mix_out(
     comb_TSS: torch.Tensor,
     fn_MX: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output_TD = parts_QTD[0].float()
-    for part_TD in parts_QTD[1:]:
-        output_TD = output_TD + part_TD.float()
-    output_TD = output_TD.to(streams_TSD.dtype)
+    output_TD = sum_in_order(parts_QTD).to(streams_TSD.dtype)
     new_TSD = join_output(output_TD, streams_TSD, MixedIn(input=output_TD, post=post_TS, comb=comb_TSS))
     return new_TSD, mix_dots(new_TSD, fn_MX)
 
