@@ -12,6 +12,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from experiments.extras import LAUNCHERS, install
 from experiments.schemas import ROOTS, SCHEMAS, Allowed, RunSchema
 from specdec.errors import ConfigError
 
@@ -175,6 +176,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     options = [str(name) for name in error.options or ()]
     if not group:
         return _one_line(str(error).splitlines()[0])
+    if group == "hydra/launcher" and option in LAUNCHERS:
+        return f"hydra/launcher={option} needs a plug-in of Hydra that is not installed: {install(LAUNCHERS[option])}"
     if group in OPEN_GROUPS and "." in option:
         return f"{group}={option}: a class is given as {group}=custom {group}._target_={option}"
     listed = f" (options: {', '.join(options)})" if options else ""

@@ -12,7 +12,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import connection, get_context, parent_process, util
+from multiprocessing import (
+    connection,
+    get_all_start_methods,
+    get_context,
+    get_start_method,
+    parent_process,
+    set_start_method,
+    util,
+)
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -145,6 +153,9 @@ def supervisor() -> Supervisor:
 
 
 def _start() -> tuple[BaseProcess, Connection]:
+    if get_start_method(allow_none=True) not in (None, *get_all_start_methods()):
+        # A process of joblib's names its own method as the default, which ours would look for and not have.
+        set_start_method(METHOD, force=True)
     context = get_context(METHOD)
     context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe()

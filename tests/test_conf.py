@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from backends.deepseek_v4.rows import choose
 from drafters import common
-from experiments import mistakes, schemas
+from experiments import mistakes, run, schemas
 from experiments.app import CONF
 from specdec.errors import ConfigError
 
@@ -23,7 +24,10 @@ COMPLETED = {
     "target=custom": ["target._target_=somewhere.load"],
     "drafter=custom": ["drafter._target_=somewhere.Config"],
     "workload=file": ["workload.path=prompts.jsonl"],
+    "verifier=greedy": ["sampling.temperature=0"],
 }
+# What stands for something that is not here: code from elsewhere, a file, an optional package.
+NOT_HERE = ("target=custom", "drafter=custom", "target=hf", "drafter=draft_model", "workload=file", "drafter=suffix")
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -49,21 +53,34 @@ def options() -> list[str]:
 
 
 @pytest.mark.parametrize("option", options())
-def test_option_composes_with_its_schema(option: str) -> None:
+def test_option_composes_with_its_schema_and_can_be_made(option: str) -> None:
+    group, _, name = option.partition("=")
+    if group == "launcher" and not plugin_is_installed(name):
+        pytest.skip(f"the plug-in of {option} is not installed")
     config = composed([option, *COMPLETED.get(option, [])])
-    group = option.partition("=")[0]
     if group not in ("launcher", "logger"):
         assert OmegaConf.get_type(config[group]) in schemas.SCHEMAS.values()
+    if option not in NOT_HERE:
+        run.check(config)
+
+
+def plugin_is_installed(launcher: str) -> bool:
+    plugins = Path(find_spec("hydra").origin).parents[1] / "hydra_plugins"
+    return launcher == "basic" or (plugins / f"hydra_{launcher.partition('_')[0]}_launcher").is_dir()
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
-def test_experiment_composes(path: Path) -> None:
-    composed([f"+experiment={path.stem}"])
+def test_experiment_composes_and_can_be_made(path: Path) -> None:
+    run.check(composed([f"+experiment={path.stem}"]))
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
-def test_sweep_composes(path: Path) -> None:
-    composed([f"+sweep={path.stem}"])
+def test_every_value_of_a_sweep_composes_and_can_be_made(path: Path) -> None:
+    axes = {key: str(value).split(",") for key, value in OmegaConf.load(path).hydra.sweeper.params.items()}
+    first = {key: values[0] for key, values in axes.items()}
+    points = {tuple({**first, key: value}.items()) for key, values in axes.items() for value in values}
+    for point in sorted(points):
+        run.check(composed([f"+sweep={path.stem}", *(f"{key}={value}" for key, value in point)]))
 
 
 def test_defaults_are_the_documented_ones() -> None:
