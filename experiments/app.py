@@ -32,7 +32,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import mistakes, schemas
+from experiments import mistakes, plugins, schemas
 from experiments.help import help_text
 from experiments.kept import Kept
 from experiments.run_folder import FolderLock, failure_of, status_of
@@ -83,8 +83,11 @@ class App:
         """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
         schemas.register()
         self._register_resolvers()
+        found = plugins.register(CONF)
+        for line in found.warnings:
+            print(f"warning: {line}", file=sys.stderr)
         try:
-            return self._dispatch(list(arguments))
+            return self._dispatch(list(arguments), found.plugins)
         except SpecDecError as error:
             return _complain(error)
         except (HydraException, OmegaConfBaseException) as error:
@@ -105,14 +108,14 @@ class App:
 
         OmegaConf.register_new_resolver("run_key", run_key, replace=True)
 
-    def _dispatch(self, arguments: list[str]) -> int:
+    def _dispatch(self, arguments: list[str], installed: Sequence[plugins.Plugin]) -> int:
         args = _parse(arguments)
         if args.help:
             command = f"python -m experiments.{self.name}"
-            print(help_text(CONF, self.config, command=command, added=self.added))
+            print(help_text(CONF, self.config, command=command, added=self.added, plugins=installed))
             return 0
         if args.hydra_help or args.cfg or args.info or args.shell_completion:
-            return self._delegate(arguments)
+            return self._delegate([*arguments, *custom_options(arguments)])
         version.setbase(VERSION_BASE)
         try:
             application = _create(self.name, args)

@@ -12,15 +12,19 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.mistakes import describe
+from experiments.plugins import Plugin
 
 HIDDEN = ("_target_",)
 KEY_WIDTH = 44
 
 
-def help_text(conf: Path, config: str, *, command: str, added: Sequence[str] = ()) -> str:
+def help_text(
+    conf: Path, config: str, *, command: str, added: Sequence[str] = (), plugins: Sequence[Plugin] = ()
+) -> str:
     """What ``command`` can be told, given its primary configuration ``conf/CONFIG.yaml``.
 
-    added  groups outside of the defaults list, which are added with ``+GROUP=OPTION``
+    added    groups outside of the defaults list, which are added with ``+GROUP=OPTION``
+    plugins  of installed packages, which add options
     """
     primary = OmegaConf.load(conf / f"{config}.yaml")
     chosen = dict(_chosen_options(primary.defaults))
@@ -33,6 +37,9 @@ def help_text(conf: Path, config: str, *, command: str, added: Sequence[str] = (
         lines += _group_lines(conf / group, group, default)
     for group in added:
         lines += _group_lines(conf / group, f"+{group}", "")
+    if plugins:
+        lines += ["", "plug-ins of installed packages, and the options that they add:"]
+        lines += [f"  {plugin}" for plugin in plugins]
     lines += ["", "keys:"]
     for group in chosen:
         lines += _key_lines(conf / group, group)
