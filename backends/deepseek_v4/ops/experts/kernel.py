@@ -45,7 +45,7 @@ def _block_rows(
     return is_shared, expert, count, token_N, place_N, row_N < count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _first(
     x_ptr, h_ptr, weights_ptr, ids_ptr, table_ptr, pairs_ptr,
     w1_ptr, w3_ptr, scales1_ptr, scales3_ptr, shared1_ptr, shared3_ptr, shared_scales1_ptr, shared_scales3_ptr,
@@ -99,7 +99,7 @@ def _first(
         tl.store(out, h.to(h_ptr.dtype.element_ty), mask=inside_N[None, :] & (output_M < width)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _second(
     h_ptr, out_ptr, ids_ptr, table_ptr, pairs_ptr, w2_ptr, scales_ptr, shared_ptr, shared_scales_ptr,
     num_tokens, num_shared, num_blocks, num_inputs, num_outputs,

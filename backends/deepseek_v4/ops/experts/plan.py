@@ -28,7 +28,7 @@ class Blocks:
     pairs_N: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _plan(
     ids_ptr, table_ptr, pairs_ptr, num_pairs, num_experts, num_blocks,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, STEPS: tl.constexpr, STEP: tl.constexpr,

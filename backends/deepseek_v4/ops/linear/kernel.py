@@ -13,7 +13,8 @@ from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 FORMAT_CODES = {WeightFormat.PLAIN: 0, WeightFormat.FP8: 1, WeightFormat.FP4: 2}
 
 
-@triton.jit
+# One compilation for every number of rows.
+@triton.jit(do_not_specialize=["num_rows"])
 def _few_rows(
     x_ptr, values_ptr, scales_ptr, out_ptr,
     num_rows, num_outputs, group_outputs, num_inputs, x_stride, values_stride, scales_stride,
