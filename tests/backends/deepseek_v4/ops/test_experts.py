@@ -1,5 +1,7 @@
 """experts: routed and shared experts in stored precision, whatever the routing, and the same bits for a token alone."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -13,10 +15,17 @@ FORMATS = tuple(WeightFormat)
 LIMIT = 1.5
 
 
-def make_weight(shape: tuple[int, ...], weight_format: WeightFormat, dtype: torch.dtype, device: str) -> StoredWeight:
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    """Kernels run where they can: compiled on a GPU, interpreted elsewhere."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        yield
+
+
+def make_weight(shape: tuple[int, ...], weight_format: WeightFormat, dtype: torch.dtype) -> StoredWeight:
     dense = torch.randn(shape) * shape[-1] ** -0.5 * 2.0 ** torch.randint(-2, 2, (*shape[:-1], 1))
     if weight_format is WeightFormat.PLAIN:
-        return StoredWeight(values=dense.to(device, dtype))
+        return StoredWeight(values=dense.to(dtype))
     if weight_format is WeightFormat.FP4:
         values, scales = quantize_fp4(dense)
     else:
@@ -24,7 +33,7 @@ def make_weight(shape: tuple[int, ...], weight_format: WeightFormat, dtype: torc
         values = torch.stack([v.view(torch.uint8) for v, _ in stacked]).view(shape).view(torch.float8_e4m3fn)
         scales = torch.stack([s.view(torch.uint8) for _, s in stacked])
         scales = scales.view(*shape[:-2], *scales.shape[-2:]).view(torch.float8_e8m0fnu)
-    return StoredWeight(values=values.to(device), scales=scales.to(device), format=weight_format)
+    return StoredWeight(values=values, scales=scales, format=weight_format)
 
 
 def make_experts(
@@ -34,17 +43,16 @@ def make_experts(
     *,
     num: int | None = None,
     dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
 ) -> ExpertWeights:
     lead = () if num is None else (num,)
     shapes = {"w1": (width, hidden), "w2": (hidden, width), "w3": (width, hidden)}
-    made = {name: make_weight((*lead, *shape), weight_format, dtype, device) for name, shape in shapes.items()}
+    made = {name: make_weight((*lead, *shape), weight_format, dtype) for name, shape in shapes.items()}
     return ExpertWeights(w1=made["w1"], w2=made["w2"], w3=made["w3"])
 
 
-def random_routing(num_tokens: int, k: int, num_experts: int, device: str = "cpu") -> Routing:
+def random_routing(num_tokens: int, k: int, num_experts: int) -> Routing:
     ids = torch.stack([torch.randperm(num_experts)[:k] for _ in range(num_tokens)]).int()
-    return Routing(ids_Tk=ids.to(device), weights_Tk=torch.rand(num_tokens, k).to(device) + 0.2)
+    return Routing(ids_Tk=ids, weights_Tk=torch.rand(num_tokens, k) + 0.2)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -127,11 +135,9 @@ def test_no_tokens_give_no_rows() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_kernel_agrees_with_the_reference_in_bf16_and_keeps_bits(weight_format: WeightFormat) -> None:
-    routed, shared = (
-        make_experts(512, 256, weight_format, num=num, dtype=torch.bfloat16, device="cuda") for num in (16, None)
-    )
-    routing = random_routing(64, 6, 16, "cuda")
-    x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+    routed, shared = (make_experts(512, 256, weight_format, num=num, dtype=torch.bfloat16) for num in (16, None))
+    routing = random_routing(64, 6, 16)
+    x = torch.randn(64, 512, dtype=torch.bfloat16)
     expected = experts(x, routing, routed, shared, limit=LIMIT, kernels=Kernels.REFERENCE)
     all_tokens = experts(x, routing, routed, shared, limit=LIMIT, kernels=Kernels.TRITON)
     # Activations differ by a rounding to bf16 here and there.
@@ -144,11 +150,9 @@ def test_kernel_agrees_with_the_reference_in_bf16_and_keeps_bits(weight_format: 
 
 @pytest.mark.gpu
 def test_many_tokens_in_bf16() -> None:
-    routed, shared = (
-        make_experts(512, 256, WeightFormat.PLAIN, num=num, dtype=torch.bfloat16, device="cuda") for num in (16, None)
-    )
-    routing = random_routing(512, 6, 16, "cuda")
-    x = torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
+    routed, shared = (make_experts(512, 256, WeightFormat.PLAIN, num=num, dtype=torch.bfloat16) for num in (16, None))
+    routing = random_routing(512, 6, 16)
+    x = torch.randn(512, 512, dtype=torch.bfloat16)
     expected = experts(x, routing, routed, shared, limit=LIMIT, kernels=Kernels.REFERENCE)
     got = experts(x, routing, routed, shared, limit=LIMIT, kernels=Kernels.TRITON)
     assert relative_error(got, expected) < 2e-3

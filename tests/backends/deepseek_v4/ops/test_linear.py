@@ -1,5 +1,7 @@
 """linear: stored weights of every format, split, grouped, and the same bits for a row whatever else is in the pass."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,6 +14,13 @@ from backends.deepseek_v4.weights.storage import quantize_fp4, quantize_fp8_bloc
 FORMATS = tuple(WeightFormat)
 
 
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    """Kernels run where they can: compiled on a GPU, interpreted elsewhere."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        yield
+
+
 def make_weight(
     num_outputs: int, num_inputs: int, weight_format: WeightFormat, *, dtype: torch.dtype = torch.float32
 ) -> StoredWeight:
@@ -22,11 +31,6 @@ def make_weight(
     quantize = quantize_fp8_blocks if weight_format is WeightFormat.FP8 else quantize_fp4
     values, scales = quantize(dense * 2.0 ** torch.randint(-3, 3, (1, num_inputs // 32)).repeat_interleave(32, 1))
     return StoredWeight(values=values, scales=scales, format=weight_format)
-
-
-def on_gpu(weight: StoredWeight) -> StoredWeight:
-    scales = None if weight.scales is None else weight.scales.cuda()
-    return StoredWeight(values=weight.values.cuda(), scales=scales, format=weight.format)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -102,8 +106,8 @@ def test_parts_are_whole_and_equal_where_the_inputs_allow_it() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_kernel_agrees_with_the_reference_in_bf16(weight_format: WeightFormat) -> None:
-    weight = on_gpu(make_weight(1280, 1024, weight_format, dtype=torch.bfloat16))
-    x = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16)
+    x = torch.randn(64, 2048, dtype=torch.bfloat16)
     expected = linear(x, weight, groups=2, kernels=Kernels.REFERENCE)[0]
     for rows in (1, 16, 32, 64):
         parts = linear(x[:rows], weight, groups=2, kernels=Kernels.TRITON)
@@ -113,8 +117,8 @@ def test_kernel_agrees_with_the_reference_in_bf16(weight_format: WeightFormat) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(weight_format: WeightFormat) -> None:
-    weight = on_gpu(make_weight(1280, 1024, weight_format, dtype=torch.bfloat16))
-    x = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16)
+    x = torch.randn(64, 2048, dtype=torch.bfloat16)
     all_rows = linear(x, weight, groups=2, kernels=Kernels.TRITON)
     for rows in (1, 5, 16, 32):
         assert torch.equal(linear(x[:rows], weight, groups=2, kernels=Kernels.TRITON), all_rows[:, :rows])
@@ -128,8 +132,8 @@ def test_every_fp8_code_is_decoded_exactly_on_the_device() -> None:
     scales = torch.tensor([[127 - 8, 127 + 3]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
     weight = StoredWeight(values=values, scales=scales, format=WeightFormat.FP8)
     for start in (0, 128):
-        rows = torch.eye(256, dtype=torch.bfloat16)[start : start + 64].cuda()
-        got = linear(rows, on_gpu(weight), kernels=Kernels.TRITON).sum(0).cpu()
+        rows = torch.eye(256, dtype=torch.bfloat16)[start : start + 64]
+        got = linear(rows, weight, kernels=Kernels.TRITON).sum(0)
         assert torch.equal(got, weight.dense().T[start : start + 64].contiguous())
 
 
@@ -139,15 +143,15 @@ def test_every_fp4_code_is_decoded_exactly_on_the_device() -> None:
     scales = torch.arange(127 - 8, 127 + 8, dtype=torch.uint8).expand(64, 16).contiguous().view(torch.float8_e8m0fnu)
     weight = StoredWeight(values=packed, scales=scales, format=WeightFormat.FP4)
     for start in range(0, 512, 64):
-        rows = torch.eye(512, dtype=torch.bfloat16)[start : start + 64].cuda()
-        got = linear(rows, on_gpu(weight), kernels=Kernels.TRITON).sum(0).cpu()
+        rows = torch.eye(512, dtype=torch.bfloat16)[start : start + 64]
+        got = linear(rows, weight, kernels=Kernels.TRITON).sum(0)
         assert torch.equal(got, weight.dense().T[start : start + 64].contiguous())
 
 
 @pytest.mark.gpu
 def test_fp32_rows_are_multiplied_in_fp32() -> None:
-    x = torch.randn(5, 640, device="cuda")
+    x = torch.randn(5, 640)
     for weight_format in FORMATS:
-        weight = on_gpu(make_weight(200, 640, weight_format))
+        weight = make_weight(200, 640, weight_format)
         expected = x.double() @ weight.dense().double().T
         assert relative_error(linear(x, weight, kernels=Kernels.TRITON).sum(0), expected) < 1e-6
