@@ -12,9 +12,9 @@ import torch
 from experiments.checkpoints import folder_of
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
-from experiments.targets import LoadedTarget, TargetRequest
+from experiments.targets import DraftRequest, LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
-from specdec.api import Coupling, DrafterConfig, DraftSetup, Verifier
+from specdec.api import Coupling, DraftBackend, DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError, UnsupportedError, WorkloadError
@@ -54,6 +54,8 @@ def check_parts(config: Config, workload: Workload) -> Parts:
         engine=engine_config(config),
         sampling=tuple(sampling_params(config["sampling"], row) for row in workload.rows),
     )
+    if (own := own_model(parts.drafter)) is not None:
+        folder_of(own[1], key="drafter.checkpoint")
     if parts.verifier.coupling is Coupling.GREEDY:
         for row, params in zip(workload.rows, parts.sampling, strict=True):
             check_greedy(row, params, verifier=parts.verifier.name)
@@ -152,6 +154,18 @@ def _wrapped_with_references(value: Any, references: Sequence[Reference] | None)
     return given if any(given[name] is not value[name] for name in value) else value
 
 
+def own_model(config: object) -> tuple[str, str] | None:
+    """Loader and checkpoint of the model that a drafter, or one that it wraps, brings itself; None without."""
+    if isinstance(config, tuple | list):
+        return next((found for each in config if (found := own_model(each)) is not None), None)
+    if not is_dataclass(config):
+        return None
+    values = {spec.name: getattr(config, spec.name) for spec in fields(config)}
+    if {"loader", "checkpoint"} <= set(values):
+        return values["loader"], values["checkpoint"]
+    return own_model(tuple(values.values()))
+
+
 def engine_config(config: Config) -> EngineConfig:
     """The engine's settings; the run's seed comes from ``sampling.seed``."""
     node = config["engine"]
@@ -238,7 +252,15 @@ def fitting_into_memory(what: str, *, conf: str) -> Iterator[None]:
 class EngineMaker:
     """Makes one engine after the other over the same caches: timing repeats differ in nothing but the clock."""
 
-    def __init__(self, loaded: LoadedTarget, drafter: DrafterConfig, verifier: Verifier, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        loaded: LoadedTarget,
+        drafter: DrafterConfig,
+        verifier: Verifier,
+        config: EngineConfig,
+        *,
+        draft_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._loaded, self._drafter, self._verifier, self._config = loaded, drafter, verifier, config
         self.max_context = config.context_limit(loaded.max_context)
         self._draft_groups = loaded.draft_groups if drafter.needs.draft_backend else ()
@@ -254,6 +276,21 @@ class EngineMaker:
         check_fits(f"block tables {of_requests}", tables, torch.device("cpu"), conf=CACHE_KEYS)
         with fitting_into_memory(f"caches {of_requests}", conf=CACHE_KEYS):
             self._served = loaded.serve(plan.num_pages, max_context=self.max_context, max_batch=config.max_batch)
+        own = own_model(drafter)
+        self._draft_backend = self._served.draft_backend if own is None else self._load_draft(*own, draft_dtype)
+
+    def _load_draft(self, loader: str, checkpoint: str, dtype: torch.dtype) -> DraftBackend:
+        request = DraftRequest(
+            folder=folder_of(checkpoint, key="drafter.checkpoint"),
+            device=self._served.target.device,
+            dtype=dtype,
+            vocab_size=self._served.target.vocab_size,
+            tokenizer=self._loaded.tokenizer,
+            max_context=self.max_context,
+            max_batch=self._config.max_batch,
+        )
+        with fitting_into_memory("weights of the draft model", conf="drafter.checkpoint, engine.dtype"):
+            return locate(loader, "drafter.loader")(request)
 
     def __call__(self) -> Engine:
         """A fresh engine with a fresh drafter."""
@@ -263,7 +300,7 @@ class EngineMaker:
             vocab_size=target.vocab_size,
             max_batch=self._config.max_batch,
             max_context=self.max_context,
-            draft_backend=self._served.draft_backend,
+            draft_backend=self._draft_backend,
         )
         tokenizer = self._loaded.tokenizer
         return Engine(

@@ -5,13 +5,15 @@
                  the system text, then user and assistant marks; the answer opens with ``<think>`` when the model
                  is asked to reason and with ``</think>`` when it is not. Tool calls are not encoded.
 
-No code that lies in a checkpoint folder is ever run to encode a prompt.
+A transformers target has the template of its tokenizer instead, rendered in a sandbox. No code that lies in a
+checkpoint folder is ever run to encode a prompt.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from experiments.chat_template import ChatTemplate
 from specdec.errors import ConfigError, WorkloadError
 
 BEGIN = "<｜begin▁of▁sentence｜>"
@@ -58,10 +60,12 @@ def choose_format(name: str | None, architectures: Sequence[str], has_token: Cal
     return ChatFormat.DEEPSEEK_V4 if v4 and has_token(USER) and has_token(ASSISTANT) else ChatFormat.PLAIN
 
 
-def encode_chat(messages: Sequence[Message], chat_format: ChatFormat, *, thinking: bool = False) -> str:
+def encode_chat(messages: Sequence[Message], chat_format: ChatFormat | ChatTemplate, *, thinking: bool = False) -> str:
     """Prompt text that ends where the assistant answers; ``thinking`` matters to the V4 encoding only."""
     if not messages:
         raise WorkloadError("a conversation needs at least one turn")
+    if isinstance(chat_format, ChatTemplate):
+        return chat_format.render([{"role": m.role, "content": m.content} for m in messages])
     if chat_format is ChatFormat.PLAIN:
         return "".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant:"
     return BEGIN + "".join(_v4_turn(m) for m in messages) + ASSISTANT + (THINK if thinking else END_THINK)

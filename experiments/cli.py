@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": ("experiments.compare", "two runs on the same prompts: what differs, with intervals"),
     "gate": ("experiments.gate", "exit code 1 if a run is worse than an earlier one on the same prompts"),
     "reproduce": ("experiments.reproduce", "run a finished run again: the same rows and outputs?"),
+    "fetch": ("experiments.fetch", "download a small real model into the cache: specdec fetch smollm2"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
 }
 

@@ -16,7 +16,16 @@ from experiments.schemas import PLAIN_DRAFTER
 CODE_FOLDERS = ("specdec", "backends", "drafters", "experiments")
 NUM_DIGITS = 16
 # What a loader reads of a checkpoint folder, the index of several safetensors files included.
-CHECKPOINT_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json")
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.gguf",
+)
 WHOLE_BYTES = 64 << 20
 EDGE_BYTES = 1 << 20
 # Settings that do not change what a run computes or measures.

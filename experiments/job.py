@@ -187,7 +187,7 @@ def _decode_into(
     """Decode the workload as often as asked for; write rows, outputs and summary; returns the summary."""
     parts = setting.parts
     drafter = with_references(parts.drafter, plain.references if plain else None)
-    make_engine = EngineMaker(loaded, drafter, parts.verifier, parts.engine)
+    make_engine = EngineMaker(loaded, drafter, parts.verifier, parts.engine, draft_dtype=dtype_of(setting.config))
     progress.begin(f"{drafter_name(setting.config)}: warm-up")
     _warm_up(make_engine, setting, loaded)
     num_repeats = setting.config["engine"]["repeats"]

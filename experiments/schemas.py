@@ -102,6 +102,17 @@ class NextnSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftModelSchema:
+    """Settings of drafters.draft_model; ``loader`` makes the model of ``checkpoint``."""
+
+    _target_: str = "drafters.draft_model.DraftModelConfig"
+    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
+    proposals: str = setting("sampled", choices=("sampled", "greedy"))
+    checkpoint: str = MISSING
+    loader: str = "experiments.hf.load_draft"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OracleSchema:
     """Settings of drafters.oracle; the text to replay is the baseline's, given at build."""
 
@@ -273,6 +284,7 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("drafter", "none"): NoneSchema,
     ("drafter", "ngram"): NgramSchema,
     ("drafter", "nextn"): NextnSchema,
+    ("drafter", "draft_model"): DraftModelSchema,
     ("drafter", "oracle"): OracleSchema,
     ("drafter", "suffix"): SuffixSchema,
     ("drafter", "adaptive"): AdaptiveSchema,

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from experiments.chat import ChatFormat
+from experiments.chat_template import ChatTemplate
 from specdec.api import CacheGroupSpec, DraftBackend, Target
 
 
@@ -42,6 +43,27 @@ class TargetRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DraftRequest:
+    """What is asked of the loader of a drafter that brings a model of its own.
+
+    folder       checkpoint folder, or None for a model that has none
+    device, dtype  where and in what the model computes
+    vocab_size   of the target
+    tokenizer    of the target, or None
+    max_context  most tokens of a request
+    max_batch    most requests at the same time
+    """
+
+    folder: Path | None
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    tokenizer: Codec | None
+    max_context: int
+    max_batch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
     """A target with caches, and its draft model under the same pages if the checkpoint has one."""
 
@@ -70,7 +92,7 @@ class LoadedTarget(Protocol):
     eos_ids: tuple[int, ...]
     bos_id: int | None
     add_bos: bool
-    chat_format: ChatFormat
+    chat_format: ChatFormat | ChatTemplate
 
     def serve(self, num_pages: Mapping[str, int], *, max_context: int, max_batch: int) -> Served:
         """Make the caches and what runs over them."""

@@ -42,6 +42,15 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """Id of every token by its spelling in the vocabulary."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def begins_with(self, token_id: int) -> bool:
+        """Whether the tokenizer itself puts this token before every text, if it is let."""
+        return self._tokenizer.encode("a", add_special_tokens=True).ids[:1] == [token_id]
+
     def id_of(self, token: str) -> int | None:
         """Id of one token by its exact spelling, or None."""
         return self._tokenizer.token_to_id(token)

@@ -26,6 +26,12 @@ class RowLayer(CacheLayerMixin):
     def capacity(self) -> int:
         return 0 if self.keys is None else self.keys.shape[2]
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of one row; 0 before the first call."""
+        stored = [] if self.keys is None or self.values is None else [self.keys, self.values]
+        return sum(tensor.shape[1] * tensor.shape[3] * tensor.element_size() for tensor in stored)
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing is allocated before the first call says how wide heads are; see ``update``."""
 
@@ -85,6 +91,11 @@ class RowCache(Cache):
 
     def __init__(self, *, num_layers: int, max_rows: int) -> None:
         super().__init__(layers=[RowLayer(max_rows) for _ in range(num_layers)])
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of one row over all layers; 0 before the first call."""
+        return sum(layer.slot_bytes for layer in self.layers)
 
     def announce(self, placement: Placement) -> None:
         """Say what the next call of the model stores and reads."""

@@ -59,7 +59,7 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         architectures = json.loads(path.read_text(encoding="utf-8")).get("architectures") or ["a model"]
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False
+            folder, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError) as error:
         what = " ".join(str(error).split())

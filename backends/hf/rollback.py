@@ -3,10 +3,8 @@
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from backends.hf.cache import RowCache
 from backends.hf.model import CausalModel
-from backends.hf.passes import Span, parts_of
-from backends.hf.placement import place
+from backends.hf.trial import trial_error
 from specdec.errors import UnsupportedError
 
 # The largest logit error of the trial, as a share of the largest logit.
@@ -14,8 +12,6 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, tor
 LONG_ROPE = "longrope"
 # What a model raises for a mask or a cache of a form that it does not take.
 FORM_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
-TRIAL_TOKENS = 9
-KEPT_TOKENS = 5
 
 
 def check_family(model: CausalModel) -> None:
@@ -75,48 +71,3 @@ def failed_trial(model: CausalModel) -> str | None:
     if error <= allowed:
         return None
     return f"going back and computing again gave other logits (relative error {error:.2g}, {allowed:g} allowed)"
-
-
-def trial_error(model: CausalModel) -> float:
-    """Largest relative error of cached logits, against a model without a cache, after tokens were taken back.
-
-    Two rows of different lengths run side by side: a prompt each, a wrong draft each, then the right tokens.
-    """
-    generator = torch.Generator().manual_seed(0)
-    right_2X = torch.randint(0, model.vocab_size, (2, TRIAL_TOKENS), generator=generator)
-    wrong_2X = (right_2X + 1) % model.vocab_size
-    cache = RowCache(num_layers=model.num_layers, max_rows=3)
-    starts = (KEPT_TOKENS, KEPT_TOKENS - 2)
-    _run(model, cache, right_2X, starts=(0, 0), ends=starts, num_chunks=2)
-    _run(model, cache, wrong_2X, starts=starts, ends=(TRIAL_TOKENS, TRIAL_TOKENS), num_chunks=0)
-    found = _run(model, cache, right_2X, starts=starts, ends=(TRIAL_TOKENS, TRIAL_TOKENS - 1), num_chunks=0)
-    expected_2XV = model.uncached(right_2X.to(model.device), columns=range(TRIAL_TOKENS)).logits_BCV.float()
-    error = 0.0
-    for row, (start, logits_CV) in enumerate(zip(starts, found[0], strict=True)):
-        num_rows = (TRIAL_TOKENS, TRIAL_TOKENS - 1)[row] - start
-        difference = logits_CV[:num_rows].float() - expected_2XV[row, start : start + num_rows]
-        error = max(error, float(difference.abs().max() / expected_2XV.abs().max()))
-    return error
-
-
-def _run(
-    model: CausalModel,
-    cache: RowCache,
-    tokens_2X: torch.Tensor,
-    *,
-    starts: tuple[int, int],
-    ends: tuple[int, int],
-    num_chunks: int,
-) -> list[torch.Tensor]:
-    """One pass over both rows, stored in rows 0 and 2; logits of each call."""
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-    spans = [
-        Span(row=0, start=starts[0], length=lengths[0], first=0),
-        Span(row=2, start=starts[1], length=lengths[1], first=lengths[0]),
-    ]
-    packed_T = torch.cat([tokens_2X[b, starts[b] : ends[b]] for b in range(2)]).to(model.device)
-    outputs = []
-    for part in parts_of(spans, num_chunks=num_chunks):
-        placement = place(part, packed_T, dtype=model.dtype)
-        outputs.append(model.cached(placement, cache, columns=range(part.width)).logits_BCV)
-    return outputs

@@ -8,6 +8,7 @@ import torch
 from specdec.errors import ConfigError
 
 NO_COUNTERPART = -1
+CPU = torch.device("cpu")
 # How tokenizers write a leading space: SentencePiece, and byte-level BPE.
 SPACES = str.maketrans({"▁": " ", "Ġ": " "})
 
@@ -39,14 +40,20 @@ class VocabularyMap:
         return logits_BX.float()[:, self.to_draft_V.clamp(min=0)].masked_fill(lacking_V, float("-inf"))
 
 
-def same_ids(*, target_size: int, draft_size: int) -> VocabularyMap:
+def same_ids(*, target_size: int, draft_size: int, device: torch.device = CPU) -> VocabularyMap:
     """One tokenizer, and maybe another padding: ids beyond the draft's vocabulary have no counterpart."""
-    ids_V = torch.arange(target_size)
+    ids_V = torch.arange(target_size, device=device)
     return VocabularyMap(to_draft_V=ids_V.masked_fill(ids_V >= draft_size, NO_COUNTERPART))
 
 
 def map_by_spelling(
-    target: Mapping[str, int], draft: Mapping[str, int], *, target_size: int, draft_size: int, filler_id: int = 0
+    target: Mapping[str, int],
+    draft: Mapping[str, int],
+    *,
+    target_size: int,
+    draft_size: int,
+    filler_id: int = 0,
+    device: torch.device = CPU,
 ) -> VocabularyMap:
     """Match tokens that are spelled alike, whatever sign stands for a leading space.
 
@@ -59,7 +66,7 @@ def map_by_spelling(
     for token, index in target.items():
         if index < target_size:
             to_draft[index] = by_text.get(token.translate(SPACES), NO_COUNTERPART)
-    found = VocabularyMap(to_draft_V=torch.tensor(to_draft), filler_id=filler_id)
+    found = VocabularyMap(to_draft_V=torch.tensor(to_draft, device=device), filler_id=filler_id)
     if not found.num_shared:
         raise ConfigError("target and draft model share no token, so nothing can be drafted (conf: drafter.checkpoint)")
     return found

@@ -5,7 +5,8 @@ from transformers import AutoModelForCausalLM, Phi3Config, T5Config, T5ForCondit
 
 from backends.hf.few_rows import use_few_rows
 from backends.hf.model import CausalModel
-from backends.hf.rollback import check_family, check_rollback, trial_error
+from backends.hf.rollback import check_family, check_rollback
+from backends.hf.trial import trial_error
 from specdec.errors import ConfigError, UnsupportedError
 
 TINY = {
