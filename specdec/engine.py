@@ -1,6 +1,7 @@
 """Engine: rounds of speculative decoding over a batch that changes; knows no model, no drafter and no rule.
 
-``run_round`` is the whole mechanism: schedule and reserve pages, target pass, judge, commit, propose, roll back.
+``run_round`` is the whole mechanism: schedule and reserve pages, run the round eagerly or as a recording (target pass,
+judge, commit, propose), roll back.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -8,34 +9,23 @@ from time import perf_counter
 
 import torch
 
-from specdec.api import CacheGroupSpec, Drafter, DraftInput, Tables, Target, TargetOutput, Verifier
+from specdec.admission import Admission
+from specdec.api import CacheGroupSpec, Drafter, Target, Verifier
 from specdec.cache.allocator import CacheManager
 from specdec.cache.tables import BlockTables
+from specdec.captured_round import CapturedRounds
+from specdec.eager_round import EagerRounds
 from specdec.engine_config import EngineConfig, plan_cache
-from specdec.errors import ConfigError, WorkloadError
-from specdec.noise import VocabularyNoise, stream_key
+from specdec.errors import ConfigError
+from specdec.execution import Execution, ExecutionTally, choose_graphs
+from specdec.noise import VocabularyNoise
 from specdec.records import RoundRecord, request_output, round_record, step_row
 from specdec.request import LiveRequest, Request, RequestOutput
-from specdec.rounds import (
-    Committed,
-    Drafted,
-    Judged,
-    block_logits,
-    commit,
-    draft_input,
-    first_positions,
-    match_proposal,
-    pack_tokens,
-    read_verdict,
-    take_drafts,
-)
-from specdec.sampling import BatchSampling, SamplingRequest
+from specdec.round_parts import RoundParts, RoundResult
+from specdec.rounds import Committed, Drafted
 from specdec.scheduler import Batch, Scheduler
-from specdec.stops import StopChecker
 
 __all__ = ["Engine", "EngineConfig", "RoundRecord"]
-
-MAX_CACHED_SAMPLINGS = 4
 
 
 class Engine:
@@ -50,7 +40,8 @@ class Engine:
     draft_groups  cache groups that the draft model of the drafter writes
 
     Raises ConfigError when a drafter with a draft model comes without its cache groups, when a group is unknown
-    to the target, or when a full batch is wider than ``fixed_rows`` under ``batch_invariant``.
+    to the target, when a full batch is wider than ``fixed_rows`` under ``batch_invariant``, or when rounds are to be
+    recorded and cannot be.
     """
 
     def __init__(
@@ -71,10 +62,7 @@ class Engine:
         self.config = config
         self.max_context = config.context_limit(target.max_context)
         self.rounds: list[RoundRecord] = []
-        self._target, self._drafter, self._verifier = target, drafter, verifier
-        self._eos_ids, self._detokenize, self._bos_id = frozenset(eos_ids), detokenize, bos_id
-        self._noise = VocabularyNoise(target.vocab_size, device=target.device)
-        self._samplings: dict[tuple[LiveRequest, ...], BatchSampling] = {}
+        self._drafter = drafter
         self._drafted: Drafted | None = None
         self._finished: list[tuple[LiveRequest, float]] = []
         self._live_ids: set[tuple[str, int]] = set()
@@ -97,6 +85,24 @@ class Engine:
             max_pass_tokens=config.max_pass_tokens,
             num_draft_tokens=drafter.num_draft_tokens,
         )
+        self._admission = Admission(
+            vocab_size=target.vocab_size,
+            max_context=self.max_context,
+            plan=plan,
+            eos_ids=frozenset(eos_ids),
+            detokenize=detokenize,
+            bos_id=bos_id,
+            run_seed=config.seed,
+            live_ids=self._live_ids,
+        )
+        noise = VocabularyNoise(target.vocab_size, device=target.device)
+        parts = RoundParts(target=target, drafter=drafter, verifier=verifier, noise=noise)
+        choice = choose_graphs(config, target)
+        self._tally = ExecutionTally(choice, kernels=config.kernels or "reference")
+        self._eager = EagerRounds(parts)
+        self._captured: CapturedRounds | None = None
+        if choice.enabled:
+            self._captured = CapturedRounds(parts, self._tables, self._eager, sizes=config.graph_sizes)
 
     @property
     def has_work(self) -> bool:
@@ -109,26 +115,25 @@ class Engine:
         Raises WorkloadError for a prompt that cannot be run and CapacityError for a request that no number of
         waiting rounds could serve.
         """
-        prompt = self._checked_prompt(request)
-        params = request.sampling
-        max_output = self.max_context - len(prompt)
-        max_tokens = len(prompt) + min(params.max_new_tokens, max_output)
-        self.cache_plan.check_servable(request.request_id, max_tokens)
+        live = self._admission.admit(request)
         self._live_ids.add((request.request_id, request.turn))
-        stops = StopChecker(params, eos_ids=self._eos_ids, max_output=max_output, detokenize=self._detokenize)
-        # Turns of one conversation are requests of their own, with noise of their own.
-        name = f"{request.request_id} turn {request.turn}"
-        self._scheduler.add(
-            LiveRequest(
-                request=request,
-                stops=stops,
-                stream=stream_key(params.seed, request_id=name, run_seed=self.config.seed),
-                tokens=list(prompt),
-                num_prompt=len(prompt),
-                max_tokens=max_tokens,
-                prefill_end=len(prompt),
-            )
-        )
+        self._scheduler.add(live)
+
+    @property
+    def execution(self) -> Execution:
+        """How the rounds so far ran."""
+        return self._tally.report(() if self._captured is None else self._captured.keys)
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """Record ahead of time what the unfinished requests need, so that no round pays for it.
+
+        A kind of batch that this does not foresee is recorded in its first round. Raises CapacityError when the
+        device has no memory for a recording.
+        """
+        requests = (*self._scheduler.running, *self._scheduler.waiting)
+        if self._captured is not None and requests:
+            self._captured.capture(requests)
 
     def run(self) -> list[RequestOutput]:
         """Run rounds until no request is left; the outputs of all requests that finished, in order of finishing."""
@@ -148,125 +153,41 @@ class Engine:
         batch = self._scheduler.select()
         if batch is None:
             return None
-        tables = self._prepare(batch, started)
-        tokens_T = pack_tokens(batch, self._target.device)
-
-        verify_started = perf_counter()
-        output = self._target.forward(batch.layout, tokens_T, tables, hidden_layers=self._drafter.needs.hidden_layers)
-        judged = self._judge(batch, output)
-        verify_s = perf_counter() - verify_started
-
-        committed = commit(batch, judged)
-        inputs = self._draft_input(batch, output, tables)
-
-        draft_started = perf_counter()
-        self._drafted = self._propose(batch, inputs)
-        draft_s = perf_counter() - draft_started
-
+        self._prepare(batch, started)
+        result = self._run(batch)
+        self._drafted = result.drafted
         finished = self._scheduler.settle(batch)
         ended = perf_counter()
         record = round_record(
             batch,
-            committed,
+            result.committed,
             number=len(self.rounds),
             total_s=ended - started,
-            verify_s=verify_s,
-            draft_s=draft_s,
+            verify_s=result.verify_s,
+            draft_s=result.draft_s,
         )
-        self._record(record, committed, finished, ended)
+        self._tally.add(result, total_s=ended - started, has_prompts=record.num_prompt_tokens > 0)
+        self._record(record, result.committed, finished, ended)
         return record
+
+    def _run(self, batch: Batch) -> RoundResult:
+        """The round as a recording if there can be one, else eagerly."""
+        if self._captured is not None and self._captured.takes(batch):
+            return self._captured.run(batch, self._drafted)
+        return self._eager.run(batch, self._tables.view(batch.layout.rows), self._drafted)
 
     def check_integrity(self) -> None:
         """No page or row is lost or used twice. Raises AssertionError otherwise; for tests and debugging."""
         self._scheduler.check_integrity()
 
-    def _checked_prompt(self, request: Request) -> tuple[int, ...]:
-        """The prompt to run; raises WorkloadError for a request that cannot be run at all."""
-        name = f"request {request.request_id}"
-        if (request.request_id, request.turn) in self._live_ids:
-            raise WorkloadError(f"{name} turn {request.turn} is not finished yet; live request ids must be unique")
-        prompt = request.prompt
-        if not prompt:
-            if self._bos_id is None:
-                raise WorkloadError(f"{name}: the prompt is empty and the target has no begin-of-sequence id")
-            prompt = (self._bos_id,)
-        if len(prompt) >= self.max_context:
-            raise WorkloadError(
-                f"{name}: the prompt has {len(prompt)} tokens and the context limit is {self.max_context}, "
-                f"which leaves no room for output (conf: engine.max_context)"
-            )
-        if not 0 <= min(prompt) <= max(prompt) < self._target.vocab_size:
-            raise WorkloadError(
-                f"{name}: prompt token ids must lie in 0..{self._target.vocab_size - 1}, "
-                f"got {min(prompt)}..{max(prompt)}"
-            )
-        beyond = [token for token in request.sampling.stop_token_ids if token >= self._target.vocab_size]
-        if beyond:
-            raise WorkloadError(
-                f"{name}: stop_token_ids must lie in 0..{self._target.vocab_size - 1}, since the vocabulary has "
-                f"{self._target.vocab_size} tokens, got {beyond[0]} (conf: sampling.stop_token_ids)"
-            )
-        if request.sampling.stop and self._detokenize is None:
-            raise WorkloadError(f"{name}: stop strings need a tokenizer, the target has none")
-        return prompt
-
-    def _prepare(self, batch: Batch, started_s: float) -> Tables:
-        """Tell drafter and block tables what the schedule changed; the tables of the pass."""
+    def _prepare(self, batch: Batch, started_s: float) -> None:
+        """Tell drafter and block tables what the schedule changed."""
         if batch.preempted:
             self._drafter.forget(batch.preempted)
         for live in batch.requests[: batch.layout.num_prefill_reqs]:
             if live.started_s is None:
                 live.started_s = started_s
         self._tables.write(self._cache.take_changes())
-        return self._tables.view(batch.layout.rows)
-
-    def _judge(self, batch: Batch, output: TargetOutput) -> list[Judged]:
-        """The verifier's decision for the emitting requests, on the host."""
-        if not batch.emitting:
-            return []
-        verdict = self._verifier.judge(
-            block_logits(batch, output.logits_RV),
-            match_proposal(batch, self._drafted),
-            self._sampling(tuple(batch.requests[index] for index in batch.emitting)),
-            first_positions(batch, self._target.device),
-        )
-        return read_verdict(batch, verdict)
-
-    def _draft_input(self, batch: Batch, output: TargetOutput, tables: Tables) -> DraftInput | None:
-        """What the drafter is shown of this pass; None when it has nothing to do with it."""
-        drafter = self._drafter
-        if drafter.num_draft_tokens == 0:
-            return None
-        inputs = draft_input(
-            batch,
-            output,
-            num_draft_tokens=drafter.num_draft_tokens,
-            with_histories=drafter.needs.history,
-            sampling=self._sampling(batch.requests),
-            tables=tables,
-            device=self._target.device,
-        )
-        sees_all = drafter.needs.draft_backend or bool(drafter.needs.hidden_layers)
-        return inputs if sees_all or any(inputs.wanted_B) else None
-
-    def _propose(self, batch: Batch, inputs: DraftInput | None) -> Drafted | None:
-        if inputs is None:
-            return None
-        proposal = self._drafter.propose(inputs)
-        return take_drafts(batch, proposal, inputs.max_draft_B, vocab_size=self._target.vocab_size)
-
-    def _sampling(self, requests: tuple[LiveRequest, ...]) -> BatchSampling:
-        """How ``requests`` sample; made once per composition of the batch."""
-        sampling = self._samplings.get(requests)
-        if sampling is None:
-            if len(self._samplings) >= MAX_CACHED_SAMPLINGS:
-                self._samplings.clear()
-            sampling = self._samplings[requests] = BatchSampling(
-                [sampling_request(live) for live in requests],
-                noise=self._noise,
-                coupling=self._verifier.coupling,
-            )
-        return sampling
 
     def _record(
         self,
@@ -287,14 +208,3 @@ class Engine:
             self._live_ids.remove((live.request.request_id, live.request.turn))
         if finished:
             self._drafter.forget([live.row for live in finished])
-
-
-def sampling_request(live: LiveRequest) -> SamplingRequest:
-    """What sampling needs to know of a live request; shares its growing token list."""
-    return SamplingRequest(
-        params=live.request.sampling,
-        stream=live.stream,
-        tokens=live.tokens,
-        num_prompt=live.num_prompt,
-        stop_ids=live.stops.ending_ids,
-    )

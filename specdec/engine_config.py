@@ -12,10 +12,11 @@ from specdec.cache.sizing import (
     table_columns,
 )
 from specdec.cache.spec import CacheGroupSpec, ceil_div
-from specdec.checks import flag, integer, positive_int
+from specdec.checks import flag, integer, one_of, positive_int
 from specdec.errors import CapacityError, ConfigError
 
 MIN_PAGES = NUM_DUMMY_PAGES + 1
+KERNELS = ("reference", "triton", "flash_mla")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,11 @@ class EngineConfig:
     batch_invariant  whether every pass has at most ``fixed_rows`` tokens, so that results do not depend on
                      what shares a pass
     fixed_rows       rows that the target pads its products to under ``batch_invariant``
+    graphs           whether decode rounds are recorded as CUDA graphs; None: on a CUDA device, where the target can.
+                     True without CUDA calls the function that would be recorded, which is for tests
+    graph_batch_sizes  batches that are recorded; a smaller one is padded to the next, one above all runs eagerly.
+                     None: the powers of two below max_batch, and max_batch
+    kernels          implementation of the target's operators, as its loader chose it; for the report only
     seed             seed of the run, for requests without a seed of their own
     """
 
@@ -39,6 +45,9 @@ class EngineConfig:
     num_pages: int | None = None
     batch_invariant: bool = False
     fixed_rows: int = 8
+    graphs: bool | None = None
+    graph_batch_sizes: tuple[int, ...] | None = None
+    kernels: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,10 +56,28 @@ class EngineConfig:
         positive_int("fixed_rows", self.fixed_rows, where="engine.fixed_rows")
         flag("batch_invariant", self.batch_invariant, where="engine.batch_invariant")
         integer("seed", self.seed, low=-(2**63), high=2**63 - 1, where="sampling.seed")
+        if self.graphs is not None:
+            flag("graphs", self.graphs, where="engine.graphs")
+        if self.graph_batch_sizes is not None:
+            if not self.graph_batch_sizes:
+                raise ConfigError("graph_batch_sizes must have an entry, got none (conf: engine.graph_batch_sizes)")
+            for size in self.graph_batch_sizes:
+                where = "engine.graph_batch_sizes, engine.max_batch"
+                integer("graph_batch_sizes", size, low=1, high=self.max_batch, where=where)
+        if self.kernels is not None:
+            one_of("kernels", self.kernels, KERNELS, where="engine.kernels")
         if self.max_context is not None:
             integer("max_context", self.max_context, low=2, where="engine.max_context")
         if self.num_pages is not None:
             integer("num_pages", self.num_pages, low=MIN_PAGES, where="engine.num_pages")
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batches that are recorded, ascending."""
+        if self.graph_batch_sizes is not None:
+            return tuple(sorted(set(self.graph_batch_sizes)))
+        powers = [1 << exponent for exponent in range((self.max_batch - 1).bit_length())]
+        return (*powers, self.max_batch)
 
     @property
     def max_pass_tokens(self) -> int | None:

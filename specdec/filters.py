@@ -7,6 +7,16 @@ import torch
 from specdec.sampling_params import SamplingParams
 
 
+def num_sorted(params: Sequence[SamplingParams], vocab_size: int) -> int:
+    """Largest weights that a batch sorts: what its widest top-k needs, rounded up so that few numbers occur."""
+    widest = max((_top_k(p, vocab_size) for p in params if p.has_filters and (p.top_k > 0 or p.top_p < 1)), default=0)
+    return min(vocab_size, 1 << (widest - 1).bit_length()) if widest else 0
+
+
+def _top_k(params: SamplingParams, vocab_size: int) -> int:
+    return min(params.top_k, vocab_size) if params.has_filters and params.top_k > 0 else vocab_size
+
+
 class Filters:
     """The filters of a batch, one entry per request, in the order top-k, top-p (of what is left), min-p.
 
@@ -15,15 +25,20 @@ class Filters:
     """
 
     def __init__(self, params: Sequence[SamplingParams], *, vocab_size: int, device: torch.device) -> None:
-        top_k = [min(p.top_k, vocab_size) if p.has_filters and p.top_k > 0 else vocab_size for p in params]
+        top_k = [_top_k(p, vocab_size) for p in params]
         top_p = [p.top_p if p.has_filters else 1.0 for p in params]
         min_p = [p.min_p if p.has_filters else 0.0 for p in params]
         sorts = [k < vocab_size or p < 1 for k, p in zip(top_k, top_p, strict=True)]
-        self._num_sorted = max((k for k, sort in zip(top_k, sorts, strict=True) if sort), default=0)
+        self._num_sorted = num_sorted(params, vocab_size)
         self._sorts_B11 = torch.tensor(sorts, device=device).view(-1, 1, 1)
         self._top_k_B11 = torch.tensor(top_k, device=device).view(-1, 1, 1)
         self._top_p_B11 = torch.tensor(top_p, dtype=torch.float64, device=device).view(-1, 1, 1)
         self._floor_B11 = torch.tensor(min_p, dtype=torch.float32, device=device).log_().view(-1, 1, 1)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that ``apply`` reads."""
+        return self._sorts_B11, self._top_k_B11, self._top_p_B11, self._floor_B11
 
     def apply(self, scores_BNV: torch.Tensor) -> torch.Tensor:
         """float32 log-weights [B, N, V] with -inf where a token is filtered out."""

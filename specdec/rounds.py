@@ -1,6 +1,6 @@
 """The steps of a round as functions: tensors of a pass from host state, and host values from its results.
 
-Every function takes values and returns a value; only ``commit`` and ``take_drafts`` write, and only to the live
+Every function takes values and returns a value; only ``commit`` and ``hand_out`` write, and only to the live
 requests that they are given. Knows nothing of pages, queues or timing.
 """
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.api import DraftInput, Proposal, SamplingView, Tables, TargetOutput, Verdict
+from specdec.api import DraftInput, Proposal, Tables, TargetOutput, Verdict
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.request import FinishReason, LiveRequest
+from specdec.sampling import BatchSampling
 from specdec.scheduler import Batch
 
 FILLER_TOKEN = 0
@@ -121,6 +122,16 @@ def read_verdict(batch: Batch, verdict: Verdict) -> list[Judged]:
     lines = torch.cat([accepted_B1, verdict.tokens_BN], dim=1).tolist()
     logprobs = None if verdict.logprobs_BN is None else verdict.logprobs_BN.tolist()
     overlap = None if verdict.overlap_BK is None else verdict.overlap_BK.tolist()
+    return judged_lines(batch, lines, logprobs, overlap)
+
+
+def judged_lines(
+    batch: Batch,
+    lines: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[float]] | None,
+    overlap: Sequence[Sequence[float]] | None,
+) -> list[Judged]:
+    """The decision for each emitting request from a line of its number of accepted drafts and its tokens."""
     return [
         Judged(
             tokens=line[1 : line[0] + 2],
@@ -169,19 +180,28 @@ def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
     )
 
 
+def draft_limits(batch: Batch, num_draft_tokens: int) -> tuple[int, ...]:
+    """Most tokens that may be drafted for each request after ``commit``; 0 in mid-prompt and at the end."""
+    return tuple(
+        0 if live.finish_reason is not None or live.is_prefilling else min(num_draft_tokens, live.remaining - 1)
+        for live in batch.requests
+    )
+
+
 def draft_input(
     batch: Batch,
     output: TargetOutput,
     *,
     num_draft_tokens: int,
     with_histories: bool,
-    sampling: SamplingView,
+    sampling: BatchSampling,
     tables: Tables,
     device: torch.device,
 ) -> DraftInput:
     """What the drafter sees after ``commit``: every row of the pass with the token that follows it."""
     next_tokens: list[int] = []
-    ends, num_committed, last_tokens, limits = [], [], [], []
+    ends, num_committed, last_tokens = [], [], []
+    limits = draft_limits(batch, num_draft_tokens)
     layout = batch.layout
     for live, start, length in zip(batch.requests, layout.start_positions, layout.query_lens, strict=True):
         end = live.num_computed
@@ -192,8 +212,6 @@ def draft_input(
         ends.append(end)
         num_committed.append(end - start)
         last_tokens.append(live.tokens[end])
-        done = live.finish_reason is not None or live.is_prefilling
-        limits.append(0 if done else min(num_draft_tokens, live.remaining - 1))
     packed_4B = torch.tensor([num_committed, last_tokens, ends, limits], dtype=torch.int64, device=device)
     return DraftInput(
         layout=layout,
@@ -203,9 +221,9 @@ def draft_input(
         last_tokens_B=packed_4B[1],
         seq_lens_B=packed_4B[2],
         wanted_B=tuple(limit > 0 for limit in limits),
-        max_draft_B=tuple(limits),
+        max_draft_B=limits,
         limits_B=packed_4B[3],
-        sampling=sampling,
+        sampling=sampling.drafting(packed_4B[2] + 1),
         histories=tuple(live.tokens for live in batch.requests) if with_histories else (),
         tables=tables,
     )
@@ -227,6 +245,16 @@ def take_drafts(batch: Batch, proposal: Proposal | None, limits: Sequence[int], 
         )
     num_drafted_B1 = proposal.num_drafted_B[:, None]
     lines = torch.cat([num_drafted_B1, proposal.tokens_BK], dim=1).tolist()
+    return Drafted(proposal, hand_out(batch, lines, limits, vocab_size=vocab_size))
+
+
+def hand_out(
+    batch: Batch, lines: Sequence[Sequence[int]], limits: Sequence[int], *, vocab_size: int
+) -> tuple[int, ...]:
+    """Give each request that wanted one its draft, from a line of its number and its tokens; the numbers.
+
+    Raises MetadataError for a draft that is too long or not of the vocabulary.
+    """
     counts = []
     for index, (live, line, limit) in enumerate(zip(batch.requests, lines, limits, strict=True)):
         draft = line[1 : line[0] + 1] if limit else []
@@ -234,7 +262,7 @@ def take_drafts(batch: Batch, proposal: Proposal | None, limits: Sequence[int], 
         live.draft = draft
         live.draft_index = index
         counts.append(line[0])
-    return Drafted(proposal, tuple(counts))
+    return tuple(counts)
 
 
 def _check_draft(live: LiveRequest, draft: Sequence[int], *, limit: int, num_drafted: int, vocab_size: int) -> None:

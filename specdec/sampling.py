@@ -7,7 +7,7 @@ import torch
 
 from specdec.api import Coupling, Draft
 from specdec.errors import UnsupportedError
-from specdec.filters import Filters
+from specdec.filters import Filters, num_sorted
 from specdec.noise import Salt, VocabularyNoise, row_keys, uniforms
 from specdec.penalties import Penalties
 from specdec.sampling_params import SamplingParams
@@ -36,8 +36,47 @@ class SamplingRequest:
     stop_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingVariant:
+    """What of a batch's options decides which operations run; batches of one variant and size share a recording.
+
+    num_sorted  largest weights that the filters sort; None without filters
+    """
+
+    all_greedy: bool
+    any_greedy: bool
+    num_sorted: int | None
+    penalties: bool
+    minimum: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[SamplingRequest], vocab_size: int) -> "SamplingVariant":
+        """The variant of a batch."""
+        params = [r.params for r in requests]
+        return cls(
+            all_greedy=all(p.greedy for p in params),
+            any_greedy=any(p.greedy for p in params),
+            num_sorted=num_sorted(params, vocab_size) if any(p.has_filters for p in params) else None,
+            penalties=any(p.has_penalties for p in params),
+            minimum=any(r.params.min_new_tokens and r.stop_ids for r in requests),
+            logprobs=any(p.logprobs for p in params),
+        )
+
+    def __str__(self) -> str:
+        words = ["greedy" if self.all_greedy else "mixed" if self.any_greedy else "sampled"]
+        if self.num_sorted is not None:
+            words.append(f"filters({self.num_sorted})")
+        flags = {"penalties": self.penalties, "minimum": self.minimum, "logprobs": self.logprobs}
+        words += [name for name, is_set in flags.items() if is_set]
+        return "+".join(words)
+
+
 class BatchSampling:
     """Sampling of a batch; implements ``api.TargetSampling``.
+
+    follows  whether penalties count the requests' growing lists at every call. Without it nothing but device work
+             happens in a call, and the owner calls ``follow`` before a round and ``mark_counted`` after it
 
     Holds the requests' options as device tensors, so it is made once per composition of the batch and used for as
     many rounds as that lasts. Logits are processed in this order: penalties, minimum length, NaN removed,
@@ -45,29 +84,73 @@ class BatchSampling:
     it after the drafted tokens before it.
     """
 
-    def __init__(self, requests: Sequence[SamplingRequest], *, noise: VocabularyNoise, coupling: Coupling) -> None:
+    def __init__(
+        self,
+        requests: Sequence[SamplingRequest],
+        *,
+        noise: VocabularyNoise,
+        coupling: Coupling,
+        follows: bool = True,
+    ) -> None:
         params = [r.params for r in requests]
         device, vocab_size = noise.device, noise.vocab_size
-        self.wants_logprobs = any(p.logprobs for p in params)
+        self.variant = variant = SamplingVariant.of(requests, vocab_size)
+        self.wants_logprobs = variant.logprobs
         self._noise = noise
         self._tokens = [r.tokens for r in requests]
         self._coupling = coupling
-        self.all_greedy = all(p.greedy for p in params)
-        self._any_greedy = any(p.greedy for p in params)
+        self._follows = follows
+        self.all_greedy = variant.all_greedy
+        self._any_greedy = variant.any_greedy
         self._streams_B1 = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device).view(-1, 1)
         self._greedy_B11 = torch.tensor([p.greedy for p in params], device=device).view(-1, 1, 1)
         inverse = [1.0 if p.greedy else max(1.0 / p.temperature, _SMALLEST_INVERSE) for p in params]
         self._inverse_temperature_B11 = torch.tensor(inverse, dtype=torch.float32, device=device).view(-1, 1, 1)
         self._filters = None
-        if any(p.has_filters for p in params):
+        if variant.num_sorted is not None:
             self._filters = Filters(params, vocab_size=vocab_size, device=device)
         self._penalties = None
-        if any(p.has_penalties for p in params):
+        if variant.penalties:
             tokens, num_prompt = [r.tokens for r in requests], [r.num_prompt for r in requests]
             self._penalties = Penalties(params, tokens, num_prompt, vocab_size=vocab_size, device=device)
         self._minimum = None
-        if any(r.params.min_new_tokens and r.stop_ids for r in requests):
+        if variant.minimum:
             self._minimum = _MinimumLength(requests, vocab_size=vocab_size, device=device)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that the methods read, in an order that depends on the variant only."""
+        parts = [part.tensors for part in (self._filters, self._penalties, self._minimum) if part is not None]
+        return sum(parts, (self._streams_B1, self._greedy_B11, self._inverse_temperature_B11))
+
+    def replace(self, requests: Sequence[SamplingRequest]) -> None:
+        """Sample for other ``requests`` of the same number and variant, in the same tensors."""
+        other = BatchSampling(requests, noise=self._noise, coupling=self._coupling, follows=self._follows)
+        assert other.variant == self.variant and len(other._tokens) == len(self._tokens), "another recording"
+        for own, new in zip(self.tensors, other.tensors, strict=True):
+            own.copy_(new)
+        self._tokens = other._tokens
+        if self._penalties is not None and other._penalties is not None:
+            self._penalties.replace(other._penalties)
+
+    def follow(self) -> None:
+        """Count the tokens that were appended to the requests' lists, on the host."""
+        if self._penalties is not None:
+            self._penalties.follow()
+
+    def count(self, tokens_BN: torch.Tensor, num_committed_B: torch.Tensor) -> None:
+        """Count the leading ``num_committed_B`` of ``tokens_BN`` as output; device work only."""
+        if self._penalties is not None:
+            self._penalties.count(tokens_BN, num_committed_B)
+
+    def mark_counted(self) -> None:
+        """The requests' lists now have what was given to ``count``."""
+        if self._penalties is not None:
+            self._penalties.mark_counted()
+
+    def drafting(self, lengths_B: torch.Tensor) -> "DraftingView":
+        """How a drafter samples when ``lengths_B`` (int64) tokens of each request are known."""
+        return DraftingView(self, lengths_B)
 
     def adjust(
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
@@ -85,6 +168,8 @@ class BatchSampling:
             )
         out_BNV = logits_BNV.float()
         if self._penalties is not None:
+            if self._follows:
+                self._penalties.follow()
             out_BNV = self._penalties.apply(out_BNV, drafted_BK)
         if self._minimum is not None:
             out_BNV = self._minimum.apply(out_BNV, positions_B)
@@ -118,7 +203,14 @@ class BatchSampling:
         return self._noise.race(law_BNV, self._keys(positions_B, logits_BNV.shape[1], Salt.TARGET))
 
     def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
-        """Draft one token per request; see ``api.SamplingView.draw``.
+        """Draft one token per request after its known tokens; see ``api.SamplingView.draw``."""
+        lengths_B = torch.tensor([len(tokens) for tokens in self._tokens], dtype=torch.int64)
+        return self.draw_after(lengths_B.to(self._noise.device), logits_BV, positions_B, greedy=greedy)
+
+    def draw_after(
+        self, lengths_B: torch.Tensor, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool
+    ) -> Draft:
+        """``draw`` for requests of ``lengths_B`` known tokens; device work only.
 
         Penalties count known tokens only, not the drafted tokens before this one: a drafter's law is its own affair.
         """
@@ -128,7 +220,8 @@ class BatchSampling:
         if self._coupling is Coupling.SHARED:
             return Draft(tokens_B=self.choose(logits_BNV, None, positions_B).squeeze(1))
         probs_BV = self.law(logits_BNV, None, positions_B).squeeze(1)
-        return Draft(tokens_B=self._noise.race(probs_BV, self._draft_keys(positions_B)), probs_BV=probs_BV)
+        keys_B = self._draft_keys(lengths_B, positions_B)
+        return Draft(tokens_B=self._noise.race(probs_BV, keys_B), probs_BV=probs_BV)
 
     def final_draw(
         self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
@@ -167,20 +260,31 @@ class BatchSampling:
             positions_BN = positions_BN + torch.arange(width, device=positions_B.device)
         return row_keys(self._streams_B1, positions_BN, int(salt))
 
-    def _draft_keys(self, positions_B: torch.Tensor) -> torch.Tensor:
+    def _draft_keys(self, lengths_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
         """int64 [B] noise keys of draft tokens: of the round too, which the number of known tokens names.
 
         A position may be drafted in several rounds. Rules that look beyond the accepted tokens (block verification)
         are exact only if the later draft owes nothing to the earlier one.
         """
-        lengths = torch.tensor([len(tokens) for tokens in self._tokens], dtype=torch.int64)
         streams_B = self._streams_B1.squeeze(1)
-        return row_keys(row_keys(streams_B, lengths.to(streams_B.device), Salt.DRAFT), positions_B, Salt.DRAFT)
+        return row_keys(row_keys(streams_B, lengths_B, Salt.DRAFT), positions_B, Salt.DRAFT)
 
     def _soften(self, logits_BNV: torch.Tensor) -> torch.Tensor:
         """Temperature and filters."""
         scores_BNV = logits_BNV * self._inverse_temperature_B11
         return scores_BNV if self._filters is None else self._filters.apply(scores_BNV)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingView:
+    """How a drafter samples in one round; implements ``api.SamplingView``."""
+
+    sampling: BatchSampling
+    lengths_B: torch.Tensor
+
+    def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
+        """Draft one token per request; see ``api.SamplingView.draw``."""
+        return self.sampling.draw_after(self.lengths_B, logits_BV, positions_B, greedy=greedy)
 
 
 class _MinimumLength:
@@ -193,6 +297,10 @@ class _MinimumLength:
         for b, request in enumerate(requests):
             mask_BV[b, [i for i in request.stop_ids if i < vocab_size]] = True
         self._stops_B1V = mask_BV.to(device).unsqueeze(1)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self._first_free_B1, self._stops_B1V
 
     def apply(self, logits_BNV: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
         offsets_N = torch.arange(logits_BNV.shape[1], device=positions_B.device)

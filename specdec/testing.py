@@ -1,6 +1,7 @@
-"""For authors of drafters and draft models: toy targets, and a check that runs a drafter in many situations.
+"""For authors of drafters, draft models and targets: toy models, and checks that run yours in many situations.
 
-``check_drafter(MyConfig())`` in a test of your own package is all that is needed. Knows no particular drafter.
+``check_drafter(MyConfig())`` in a test of your own package is all that is needed; ``check_target(target)`` and
+``check_draft_backend(target, backend)`` do the same for models. Knows no particular one of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +21,32 @@ from specdec.api import (
     Verdict,
     Verifier,
 )
+from specdec.draft_checks import check_draft_backend
 from specdec.engine import Engine, EngineConfig
+from specdec.law_targets import BigramTarget, IidTarget, LawDraft, LawTarget, laws_of
+from specdec.model_checks import check_target, pages_to_check
 from specdec.request import Request, RequestOutput
 from specdec.sampling_params import SamplingParams
 from specdec.toy import ScriptedTarget, TableDraft, TableTarget
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
 __all__ = [
+    "BigramTarget",
     "DrafterTally",
     "ForcedVerifier",
+    "IidTarget",
+    "LawDraft",
+    "LawTarget",
     "PlainDrafter",
     "ScriptedTarget",
     "TableDraft",
     "TableTarget",
     "WatchedDrafter",
+    "check_draft_backend",
     "check_drafter",
+    "check_target",
+    "laws_of",
+    "pages_to_check",
     "run_checked",
 ]
 
@@ -107,7 +119,11 @@ class WatchedDrafter:
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
         """The drafter's proposal, checked for shapes, limits, ids and laws."""
-        for row, start in zip(inputs.layout.rows, inputs.layout.start_positions, strict=True):
+        # In a captured round the layout is a constant, and so are the limits.
+        places = (
+            () if inputs.packed is not None else zip(inputs.layout.rows, inputs.layout.start_positions, strict=True)
+        )
+        for row, start in places:
             assert start >= self._starts.get(row, 0), f"row {row} went back without forget"
             self._starts[row] = start
         before = _copies(inputs)
@@ -131,7 +147,9 @@ class WatchedDrafter:
         assert proposal.tokens_BK.dtype == proposal.num_drafted_B.dtype == torch.int64, "integers are int64"
         assert proposal.num_drafted_B.shape == (num_reqs,), "num_drafted_B has one entry per request"
         counts = proposal.num_drafted_B.tolist()
-        for b, (count, limit) in enumerate(zip(counts, inputs.max_draft_B, strict=True)):
+        limits = inputs.limits_B.tolist()
+        for b, (count, limit) in enumerate(zip(counts, limits, strict=True)):
+            assert limit <= inputs.max_draft_B[b], "the device allows no more than the host"
             if not inputs.wanted_B[b]:
                 continue
             assert 0 <= count <= min(limit, width), f"request {b}: {count} drafted tokens, at most {limit}"

@@ -22,7 +22,8 @@ class BlockTables:
     """Writes host page lists into device tables and shows them in batch order.
 
     Never reallocated, so captured graphs may read it. The host copy is the only thing that is compared or
-    edited; nothing is read back from the device.
+    edited; nothing is read back from the device. Behind the rows of requests comes ``sink_row``, which never has a
+    page: padding requests point at it.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class BlockTables:
         # Behind the tables come the bases of the sliding groups, one column each.
         self._base_columns = {group_id: starts[-1] + i for i, group_id in enumerate(self._sliding)}
         width = starts[-1] + len(self._sliding)
-        self._host = torch.full((max_rows, width), NO_PAGE, dtype=torch.int32)
+        self.sink_row = max_rows
+        self._host = torch.full((max_rows + 1, width), NO_PAGE, dtype=torch.int32)
         self._host[:, starts[-1] :] = 0
         self._host_array = self._host.numpy()
         self._device = self._host if device.type == "cpu" else self._host.to(device)
@@ -83,6 +85,10 @@ class BlockTables:
             return tables
         index_B = torch.tensor(rows, dtype=torch.int64, device=self._device.device)
         return self._split(self._device.index_select(0, index_B))
+
+    def gather(self, rows_B: torch.Tensor) -> dict[str, GroupTable]:
+        """Tables of the rows int64 [B] on the device, in that order; one device operation, so it can be recorded."""
+        return self._split(self._device.index_select(0, rows_B))
 
     def _write_host(self, row: int, group_id: str, page_ids: Sequence[int], base: int) -> None:
         start, width = self._spans[group_id]

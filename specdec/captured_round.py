@@ -1,0 +1,226 @@
+"""CapturedRounds: decode rounds as one recording each, from block tables to the drafts of the next round.
+
+A recording holds: gather of the block tables, target pass, verification and, for a drafter that can be recorded,
+catch-up and draft steps; one tensor holds its result. Prompt chunks and larger batches than recorded are not for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from specdec.api import GraphTarget, Proposal, TargetOutput
+from specdec.cache.tables import BlockTables
+from specdec.eager_round import EagerRounds
+from specdec.graphs import GraphKey, GraphRunner
+from specdec.recorded_round import RecordedRound, RoundTensors, record_round
+from specdec.request import LiveRequest
+from specdec.round_arena import RoundArena
+from specdec.round_parts import RoundParts, RoundResult, sampling_request
+from specdec.rounds import Drafted, Judged, commit, draft_limits, hand_out, judged_lines
+from specdec.sampling import BatchSampling, SamplingRequest, SamplingVariant
+from specdec.sampling_params import SamplingParams
+from specdec.scheduler import Batch
+
+
+@dataclass(slots=True)
+class _SizedSampling:
+    """Sampling of a padded batch in tensors that recordings read, and whom it samples for now."""
+
+    requests: tuple[LiveRequest, ...]
+    sampling: BatchSampling
+
+
+class CapturedRounds:
+    """Records a round per (padded batch, tokens per request, variant) when it is first needed, and replays it.
+
+    Owns every tensor that a recording reads: arenas, sampling and draft laws; each is made once and overwritten.
+    """
+
+    def __init__(self, parts: RoundParts, tables: BlockTables, eager: EagerRounds, *, sizes: Sequence[int]) -> None:
+        assert isinstance(parts.target, GraphTarget), "a target without forward_packed cannot be recorded"
+        self._parts, self._tables, self._eager = parts, tables, eager
+        self._sizes = tuple(sorted(sizes))
+        self._runner: GraphRunner[RecordedRound] = GraphRunner(parts.target.device)
+        self._arenas: dict[tuple[int, int], RoundArena] = {}
+        self._samplings: dict[tuple[int, SamplingVariant], _SizedSampling] = {}
+        self._laws_BKV: torch.Tensor | None = None
+        self._keys: dict[tuple[int, int, SamplingVariant, bool], GraphKey] = {}
+        self._num_drafts = parts.drafter.num_draft_tokens
+        self._last_variant: tuple[tuple[LiveRequest, ...], SamplingVariant] | None = None
+
+    @property
+    def keys(self) -> tuple[GraphKey, ...]:
+        """What is recorded."""
+        return self._runner.keys
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor that recordings read and rounds overwrite; for tests of their addresses."""
+        arenas = [tensor for arena in self._arenas.values() for tensor in arena.tensors]
+        samplings = [tensor for sized in self._samplings.values() for tensor in sized.sampling.tensors]
+        return (*arenas, *samplings, *([] if self._laws_BKV is None else [self._laws_BKV]))
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether ``batch`` is made of decode rows only and fits into the recorded sizes."""
+        return not batch.layout.num_prefill_reqs and len(batch.requests) <= self._sizes[-1]
+
+    def capture(self, requests: Sequence[LiveRequest]) -> None:
+        """Record ahead of time what batches of ``requests`` need: of one kind each, and all kinds together."""
+        kinds = {self._variant((live,)): (live,) for live in requests}
+        kinds.setdefault(self._variant(tuple(requests)), tuple(requests))
+        for size in reversed(self._sizes):
+            for kind in (kind[:size] for kind in kinds.values()):
+                self._ready(kind, size, 1, has_laws=False)
+                if self._num_drafts:
+                    self._ready(kind, size, self._num_drafts + 1, has_laws=self._drafts_with_laws(kind))
+
+    def run(self, batch: Batch, drafted: Drafted | None) -> RoundResult:
+        """One round of ``batch``, whose drafts come from ``drafted``."""
+        started = perf_counter()
+        requests = batch.requests
+        size = next(size for size in self._sizes if size >= len(requests))
+        width = self._num_drafts + 1 if max(batch.widths) > 1 else 1
+        laws_BKV = drafted.proposal.probs_BKV if width > 1 and drafted is not None else None
+        key = self._ready(requests, size, width, has_laws=laws_BKV is not None)
+        if laws_BKV is not None:
+            self._place_laws(requests, laws_BKV)
+        sampling = self._sampling(requests, size)
+        sampling.follow()
+        self._arenas[size, width].stage(requests)
+        recorded = self._runner.replay(key)
+        launched = perf_counter()
+        lines = recorded.result_BX[: len(requests)].tolist()
+        judged = _read(batch, lines, recorded, width)
+        verified = perf_counter()
+        committed = commit(batch, judged)
+        sampling.mark_counted()
+        drafting = perf_counter()
+        proposed = self._take(batch, lines, recorded, width)
+        return RoundResult(
+            committed=committed,
+            drafted=proposed,
+            verify_s=verified - started,
+            draft_s=perf_counter() - drafting,
+            wait_s=verified - launched,
+        )
+
+    def _take(
+        self, batch: Batch, lines: Sequence[Sequence[int]], recorded: RecordedRound, width: int
+    ) -> Drafted | None:
+        """The next drafts: read from the result, or proposed now by a drafter that cannot be recorded."""
+        if self._num_drafts == 0:
+            return None
+        if not recorded.has_drafts:
+            hidden_TD = recorded.hidden_TD
+            if hidden_TD is not None:
+                hidden_TD = hidden_TD[torch.tensor(_rows(batch, width), device=hidden_TD.device)]
+            output = TargetOutput(logits_RV=recorded.result_BX, hidden_TD=hidden_TD)
+            return self._eager.propose(batch, output, self._tables.view(batch.layout.rows))
+        start, count = 1 + width, len(lines)
+        counts = hand_out(
+            batch,
+            [line[start:] for line in lines],
+            draft_limits(batch, self._num_drafts),
+            vocab_size=self._parts.target.vocab_size,
+        )
+        result_BX = recorded.result_BX[:count]
+        proposal = Proposal(
+            tokens_BK=result_BX[:, start + 1 :],
+            num_drafted_B=result_BX[:, start],
+            probs_BKV=self._laws_BKV[:count] if recorded.has_laws and self._laws_BKV is not None else None,
+        )
+        return Drafted(proposal, counts)
+
+    def _ready(self, requests: tuple[LiveRequest, ...], size: int, width: int, *, has_laws: bool) -> GraphKey:
+        """Key of a recording that exists when this returns."""
+        sampling = self._sampling(requests, size)
+        kind = (size, width, sampling.variant, has_laws)
+        key = self._keys.get(kind)
+        if key is None:
+            key = GraphKey(size, width, f"{sampling.variant}{'+laws' if has_laws else ''}")
+            self._record(key, sampling, has_laws=has_laws)
+            self._keys[kind] = key
+        return key
+
+    def _record(self, key: GraphKey, sampling: BatchSampling, *, has_laws: bool) -> None:
+        size, width = key.num_reqs, key.tokens_per_request
+        arena = self._arenas.get((size, width))
+        if arena is None:
+            sink_row, device = self._tables.sink_row, self._parts.target.device
+            arena = self._arenas[size, width] = RoundArena(size, width, sink_row=sink_row, device=device)
+        # A padded round writes nothing but the laws, which may be those of drafts about to be verified.
+        arena.stage(())
+        saved = None if self._laws_BKV is None else self._laws_BKV.clone()
+        tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=self._laws)
+        self._runner.capture(key, lambda: record_round(self._parts, self._tables, tensors))
+        if saved is not None:
+            self._laws().copy_(saved)
+
+    def _laws(self) -> torch.Tensor:
+        """Draft laws float32 [most requests, K, V] between rounds, made when the first draft has one."""
+        if self._laws_BKV is None:
+            shape = (self._sizes[-1], self._num_drafts, self._parts.target.vocab_size)
+            self._laws_BKV = torch.zeros(shape, device=self._parts.target.device)
+        return self._laws_BKV
+
+    def _place_laws(self, requests: Sequence[LiveRequest], laws_BKV: torch.Tensor) -> None:
+        """Bring the laws of the drafts into the order of ``requests``; they often are there already."""
+        own_BKV = self._laws()
+        indices = [live.draft_index if live.draft else 0 for live in requests]
+        is_own = laws_BKV.data_ptr() == own_BKV.data_ptr()
+        if is_own and indices == list(range(len(indices))):
+            return
+        index_B = torch.tensor(indices, device=laws_BKV.device)
+        own_BKV[: len(indices), : laws_BKV.shape[1]] = laws_BKV[index_B]
+
+    def _drafts_with_laws(self, requests: tuple[LiveRequest, ...]) -> bool:
+        """Whether drafts of such a batch come with laws, as far as that is known before any was made."""
+        return self._laws_BKV is not None and not self._variant(requests).all_greedy
+
+    def _sampling(self, requests: tuple[LiveRequest, ...], size: int) -> BatchSampling:
+        """Sampling of ``requests`` padded to ``size``, in the tensors that recordings of its kind read."""
+        variant = self._variant(requests)
+        sized = self._samplings.get((size, variant))
+        if sized is not None and sized.requests == requests:
+            return sized.sampling
+        padding = _padding(all_greedy=variant.all_greedy)
+        padded = [*map(sampling_request, requests), *[padding] * (size - len(requests))]
+        if sized is None:
+            noise, coupling = self._parts.noise, self._parts.verifier.coupling
+            sampling = BatchSampling(padded, noise=noise, coupling=coupling, follows=False)
+            self._samplings[size, variant] = _SizedSampling(requests, sampling)
+            return sampling
+        sized.sampling.replace(padded)
+        sized.requests = requests
+        return sized.sampling
+
+    def _variant(self, requests: tuple[LiveRequest, ...]) -> SamplingVariant:
+        """What decides the operations of a batch; remembered for the last batch."""
+        if self._last_variant is None or self._last_variant[0] != requests:
+            requests_of = [sampling_request(live) for live in requests]
+            self._last_variant = (requests, SamplingVariant.of(requests_of, self._parts.target.vocab_size))
+        return self._last_variant[1]
+
+
+def _padding(*, all_greedy: bool) -> SamplingRequest:
+    """Sampling of a padding request: of a kind that changes no variant."""
+    return SamplingRequest(
+        params=SamplingParams(temperature=0.0 if all_greedy else 1.0), stream=0, tokens=(0,), num_prompt=1
+    )
+
+
+def _rows(batch: Batch, width: int) -> list[int]:
+    """Rows of the padded pass that ``batch`` has itself, in packed order."""
+    return [b * width + j for b, own in enumerate(batch.widths) for j in range(own)]
+
+
+def _read(batch: Batch, lines: Sequence[Sequence[int]], recorded: RecordedRound, width: int) -> list[Judged]:
+    logprobs = overlap = None
+    if recorded.floats_BX is not None:
+        floats = recorded.floats_BX[: len(lines)].tolist()
+        split = width if recorded.has_logprobs else 0
+        logprobs = [row[:split] for row in floats] if recorded.has_logprobs else None
+        overlap = [row[split:] for row in floats] if recorded.has_overlap else None
+    return judged_lines(batch, lines, logprobs, overlap)

@@ -1,0 +1,77 @@
+"""EagerRounds: a round as separate calls, with the host in between; for every mix of prompt chunks and decode rows."""
+
+from time import perf_counter
+
+from specdec.api import DraftInput, Proposal, Tables, TargetOutput
+from specdec.round_parts import RoundParts, RoundResult, Samplings
+from specdec.rounds import (
+    Drafted,
+    Judged,
+    block_logits,
+    commit,
+    draft_input,
+    first_positions,
+    match_proposal,
+    pack_tokens,
+    read_verdict,
+    take_drafts,
+)
+from specdec.scheduler import Batch
+
+
+class EagerRounds:
+    """Runs target pass, judgement, commit and proposal one after the other."""
+
+    def __init__(self, parts: RoundParts) -> None:
+        self._parts = parts
+        self._samplings = Samplings(parts)
+
+    def run(self, batch: Batch, tables: Tables, drafted: Drafted | None) -> RoundResult:
+        """One round of ``batch``, whose drafts come from ``drafted``."""
+        target, needs = self._parts.target, self._parts.drafter.needs
+        started = perf_counter()
+        tokens_T = pack_tokens(batch, target.device)
+        output = target.forward(batch.layout, tokens_T, tables, hidden_layers=needs.hidden_layers)
+        judged = self._judge(batch, output, drafted)
+        verify_s = perf_counter() - started
+        committed = commit(batch, judged)
+        started = perf_counter()
+        proposed = self.propose(batch, output, tables)
+        return RoundResult(committed=committed, drafted=proposed, verify_s=verify_s, draft_s=perf_counter() - started)
+
+    def propose(self, batch: Batch, output: TargetOutput, tables: Tables) -> Drafted | None:
+        """The drafter's proposal after ``commit``, handed to the requests; None when it drafts nothing."""
+        inputs = self._draft_input(batch, output, tables)
+        if inputs is None:
+            return None
+        proposal: Proposal | None = self._parts.drafter.propose(inputs)
+        return take_drafts(batch, proposal, inputs.max_draft_B, vocab_size=self._parts.target.vocab_size)
+
+    def _judge(self, batch: Batch, output: TargetOutput, drafted: Drafted | None) -> list[Judged]:
+        """The verifier's decision for the emitting requests, on the host."""
+        if not batch.emitting:
+            return []
+        verdict = self._parts.verifier.judge(
+            block_logits(batch, output.logits_RV),
+            match_proposal(batch, drafted),
+            self._samplings.of(tuple(batch.requests[index] for index in batch.emitting)),
+            first_positions(batch, self._parts.target.device),
+        )
+        return read_verdict(batch, verdict)
+
+    def _draft_input(self, batch: Batch, output: TargetOutput, tables: Tables) -> DraftInput | None:
+        """What the drafter is shown of this pass; None when it has nothing to do with it."""
+        drafter = self._parts.drafter
+        if drafter.num_draft_tokens == 0:
+            return None
+        inputs = draft_input(
+            batch,
+            output,
+            num_draft_tokens=drafter.num_draft_tokens,
+            with_histories=drafter.needs.history,
+            sampling=self._samplings.of(batch.requests),
+            tables=tables,
+            device=self._parts.target.device,
+        )
+        sees_all = drafter.needs.draft_backend or bool(drafter.needs.hidden_layers)
+        return inputs if sees_all or any(inputs.wanted_B) else None

@@ -1,0 +1,144 @@
+"""The decode round as one function of device tensors: what a graph records; reads nothing of the host's state.
+
+Its steps are those of an eager round, in the same order: target pass, judgement, catch-up and draft steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from specdec.api import DraftInput, GraphTarget, PackedPass, Proposal, RoundLayout, TargetOutput, Verdict
+from specdec.cache.tables import BlockTables
+from specdec.round_arena import RoundArena
+from specdec.round_parts import RoundParts
+from specdec.rounds import FILLER_TOKEN
+from specdec.sampling import BatchSampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTensors:
+    """What a recorded round reads, and the draft laws that it overwrites.
+
+    has_laws  whether the drafts that it verifies have laws
+    laws      gives float32 [at least B, K, V]: laws of the drafts to verify before, of the new drafts after the round
+    """
+
+    arena: RoundArena
+    sampling: BatchSampling
+    has_laws: bool
+    laws: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRound:
+    """What a recorded round writes.
+
+    result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
+                  ids [K]
+    floats_BX     float32 log-probabilities [N] and overlaps [N - 1], as far as there are any; None without
+    hidden_TD     states for a drafter that is not recorded, or None
+    has_drafts    whether the result has drafts
+    has_laws      whether the drafts have laws
+    has_logprobs, has_overlap  what ``floats_BX`` has
+    """
+
+    result_BX: torch.Tensor
+    floats_BX: torch.Tensor | None
+    hidden_TD: torch.Tensor | None
+    has_drafts: bool
+    has_laws: bool
+    has_logprobs: bool
+    has_overlap: bool
+
+
+def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) -> RecordedRound:
+    """Run the round whose integers are in the arena; device work only."""
+    target, drafter = parts.target, parts.drafter
+    assert isinstance(target, GraphTarget), "a target without forward_packed cannot be recorded"
+    arena = tensors.arena
+    packed = PackedPass(
+        tokens_T=arena.tokens_BN.view(-1),
+        positions_T=arena.positions_T,
+        reqs_T=arena.reqs_T,
+        tables=tables.gather(arena.rows_B),
+    )
+    output = target.forward_packed(packed, hidden_layers=drafter.needs.hidden_layers)
+    verdict = _judge(parts, tensors, output)
+    committed_B = (verdict.num_accepted_B + 1).minimum(arena.remaining_B)
+    tensors.sampling.count(verdict.tokens_BN, committed_B)
+    parts_of_result = [verdict.num_accepted_B.unsqueeze(1), verdict.tokens_BN]
+    has_drafts = drafter.needs.capturable and drafter.num_draft_tokens > 0
+    has_laws = False
+    if has_drafts:
+        proposal = drafter.propose(_draft_input(parts, tensors, packed, output, verdict, committed_B))
+        parts_of_result += _drafts(arena, proposal, drafter.num_draft_tokens)
+        has_laws = proposal is not None and proposal.probs_BKV is not None
+        if proposal is not None and proposal.probs_BKV is not None:
+            num_reqs, num_drafts, _ = proposal.probs_BKV.shape
+            tensors.laws()[:num_reqs, :num_drafts].copy_(proposal.probs_BKV)
+    floats = [part for part in (verdict.logprobs_BN, verdict.overlap_BK) if part is not None]
+    return RecordedRound(
+        result_BX=torch.cat(parts_of_result, dim=1),
+        floats_BX=torch.cat(floats, dim=1) if floats else None,
+        hidden_TD=None if has_drafts else output.hidden_TD,
+        has_drafts=has_drafts,
+        has_laws=has_laws,
+        has_logprobs=verdict.logprobs_BN is not None,
+        has_overlap=verdict.overlap_BK is not None,
+    )
+
+
+def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> Verdict:
+    arena = tensors.arena
+    proposal = None
+    if arena.width > 1:
+        proposal = Proposal(
+            tokens_BK=arena.tokens_BN[:, 1:],
+            num_drafted_B=arena.num_drafted_B,
+            probs_BKV=tensors.laws()[: arena.num_reqs] if tensors.has_laws else None,
+        )
+    logits_BNV = output.logits_RV.view(arena.num_reqs, arena.width, -1)
+    return parts.verifier.judge(logits_BNV, proposal, tensors.sampling, arena.firsts_B)
+
+
+def _draft_input(
+    parts: RoundParts,
+    tensors: RoundTensors,
+    packed: PackedPass,
+    output: TargetOutput,
+    verdict: Verdict,
+    committed_B: torch.Tensor,
+) -> DraftInput:
+    arena, num_drafts = tensors.arena, parts.drafter.num_draft_tokens
+    num_reqs, width = arena.num_reqs, arena.width
+    is_known_BN = torch.arange(width, device=committed_B.device) < committed_B.unsqueeze(1)
+    next_tokens_BN = torch.where(is_known_BN, verdict.tokens_BN, FILLER_TOKEN)
+    seq_lens_B = (arena.firsts_B + committed_B - 1).clamp(min=0)
+    return DraftInput(
+        layout=RoundLayout(
+            rows=tuple(range(num_reqs)), start_positions=(0,) * num_reqs, query_lens=(width,) * num_reqs
+        ),
+        next_tokens_T=next_tokens_BN.view(-1),
+        hidden_TD=output.hidden_TD,
+        num_committed_B=committed_B,
+        last_tokens_B=verdict.tokens_BN.gather(1, verdict.num_accepted_B.unsqueeze(1)).squeeze(1),
+        seq_lens_B=seq_lens_B,
+        wanted_B=(True,) * num_reqs,
+        max_draft_B=(num_drafts,) * num_reqs,
+        limits_B=(arena.remaining_B - committed_B - 1).clamp(0, num_drafts),
+        sampling=tensors.sampling.drafting(seq_lens_B + 1),
+        histories=(),
+        tables=packed.tables,
+        packed=packed,
+    )
+
+
+def _drafts(arena: RoundArena, proposal: Proposal | None, num_drafts: int) -> list[torch.Tensor]:
+    """Numbers [B, 1] and ids [B, K] of the drafts; a narrower proposal is padded."""
+    if proposal is None:
+        return [torch.zeros_like(arena.tokens_BN[:, :1]).expand(-1, 1 + num_drafts)]
+    assert proposal.parents_BK is None, "the engine verifies chains"
+    missing = num_drafts - proposal.tokens_BK.shape[1]
+    return [proposal.num_drafted_B.unsqueeze(1), F.pad(proposal.tokens_BK, (0, missing))]
