@@ -157,7 +157,9 @@ class TableTarget:
             family=Family.STATE,
         )
         self.cache_groups = (self.history_group, self.window_group)
-        self.newest = ContextLogits(vocab_size=vocab_size, sharpness=sharpness, seed=seed, device=device)
+        self.newest: Callable[[Array], torch.Tensor] = ContextLogits(
+            vocab_size=vocab_size, sharpness=sharpness, seed=seed, device=device
+        )
         self.oldest = ContextLogits(
             vocab_size=vocab_size, sharpness=sharpness * history_weight, seed=seed + 1, device=device
         )
@@ -270,12 +272,14 @@ class TableDraft:
     """A draft model that knows the newest tokens as the target does, from a cache of its own.
 
     Row ``p`` of its cache holds the token at ``p + 1``; the token at position 0 is kept in a second cache.
+
+    logits  of the newest tokens, int64 [order, R] -> [R, V]; without any the target's own
     """
 
-    def __init__(self, target: TableTarget) -> None:
+    def __init__(self, target: TableTarget, logits: Callable[[Array], torch.Tensor] | None = None) -> None:
         self.cache_groups = (target.window_group,)
         device = target.device
-        self._logits_of = target.newest
+        self._logits_of = target.newest if logits is None else logits
         self._order = target.order
         self._followers = PagedTokens(target.window_group, num_rows=target.num_rows, device=device)
         self._own = PagedTokens(target.window_group, num_rows=target.num_rows, device=device)
