@@ -115,7 +115,7 @@ class App:
             print(help_text(CONF, self.config, command=command, added=self.added, plugins=installed))
             return 0
         if args.hydra_help or args.cfg or args.info or args.shell_completion:
-            return self._delegate([*arguments, *custom_options(arguments)])
+            return self._delegate([*custom_options(arguments), *arguments])
         version.setbase(VERSION_BASE)
         try:
             application = _create(self.name, args)
@@ -300,7 +300,7 @@ def _parse(arguments: list[str]) -> Namespace:
 
 def custom_options(overrides: Sequence[str]) -> list[str]:
     """The options that a class of one's own implies: ``drafter=custom`` for ``drafter._target_=module.Config``."""
-    chosen = {word.lstrip("+").partition("=")[0] for word in overrides}
+    chosen = {word.lstrip("+").partition("=")[0] for word in overrides if "=" in word}
     keys = [match.group("group", "rest") for match in map(OWN_CLASS.match, overrides) if match]
     groups = [f"{group}@{group}{rest}" if rest else group for group, rest in keys]
     return [f"{group}=custom" for group in dict.fromkeys(groups) if group not in chosen]
