@@ -56,9 +56,9 @@ def load_keys(
     keys_ptr, scales_ptr, slots, FORMAT: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     ROWS_PER_PAGE: tl.constexpr, PAGE_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Keys [N, DIM_BLOCK] at ``slots`` (int32 [N]); zeros for -1; FORMAT as in ``row_writer``. ``scales_ptr``: the bytes of fp8 pages as fp32.
+    """Keys [N, DIM_BLOCK] at ``slots`` (int32 [N]); zeros for -1. FORMAT is one of ``device.row_writer``'s.
 
-    Quantised keys have a power of two of dims, so DIM_BLOCK is DIM there.
+    ``scales_ptr`` are the bytes of fp8 pages as fp32. Quantised keys have a power of two of dims: there DIM_BLOCK is DIM.
     """
     if FORMAT == INDEX_FP8:
         return _fp8_keys(keys_ptr, scales_ptr, slots, DIM, ROWS_PER_PAGE, PAGE_BYTES)
