@@ -58,7 +58,7 @@ def load_keys(
 ):  # fmt: skip
     """Keys [N, DIM_BLOCK] at ``slots`` (int32 [N]); zeros for -1. FORMAT is one of ``device.row_writer``'s.
 
-    ``scales_ptr`` are the bytes of fp8 pages as fp32. Quantised keys have a power of two of dims: there DIM_BLOCK is DIM.
+    ``scales_ptr`` are the bytes of fp8 pages as fp32. Quantised keys have a power of two of dims, so DIM_BLOCK is DIM.
     """
     if FORMAT == INDEX_FP8:
         return _fp8_keys(keys_ptr, scales_ptr, slots, DIM, ROWS_PER_PAGE, PAGE_BYTES)
