@@ -156,6 +156,8 @@ def _wrapped_with_references(value: Any, references: Sequence[Reference] | None)
 
 def own_model(config: object) -> tuple[str, str] | None:
     """Loader and checkpoint of the model that a drafter, or one that it wraps, brings itself; None without."""
+    if isinstance(config, Mapping):
+        return own_model(tuple(config.values()))
     if isinstance(config, tuple | list):
         return next((found for each in config if (found := own_model(each)) is not None), None)
     if not is_dataclass(config):
