@@ -11,13 +11,17 @@ import torch
 from backends.deepseek_v4.backend import DeepseekV4AttentionBackend
 from backends.deepseek_v4.few_rows.block import FewRowsBlocks, supports
 from backends.deepseek_v4.few_rows.head import FewRowsHead
+from backends.deepseek_v4.fused.stack import FusedStack, PassKit, index_shape
+from backends.deepseek_v4.fused.weights import WeightFormats
+from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.moe import ExpertPath
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
 from backends.deepseek_v4.passes import PassConfig, plan_spec, target_layout
+from backends.deepseek_v4.plan import check_tables
 from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
-from specdec.api import LAST_LAYER, CacheGroupSpec, Tables, TargetOutput
+from specdec.api import LAST_LAYER, CacheGroupSpec, PackedPass, Tables, TargetOutput
 from specdec.errors import ConfigError
 from specdec.layout import RoundLayout
 
@@ -25,7 +29,9 @@ from specdec.layout import RoundLayout
 class DeepseekV4Target:
     """The target of a run. Raises ConfigError when pool and model do not fit."""
 
-    def __init__(self, model: DeepseekV4Model, pool: CachePool, passes: PassConfig) -> None:
+    def __init__(
+        self, model: DeepseekV4Model, pool: CachePool, passes: PassConfig, formats: WeightFormats | None = None
+    ) -> None:
         if pool.layout.num_layers != model.config.num_hidden_layers:
             raise ConfigError(
                 f"the cache pool has {pool.layout.num_layers} layers, the model {model.config.num_hidden_layers}"
@@ -34,6 +40,8 @@ class DeepseekV4Target:
         self.pool = pool
         self.passes = passes
         self.backend = DeepseekV4AttentionBackend(plan_spec(model.config, pool.layout, passes), pool, passes)
+        self.formats = WeightFormats() if formats is None else formats
+        self._fused: FusedStack | None = None
         self._few_rows, self._head = None, None
         if passes.few_rows and supports(model):
             self._few_rows = FewRowsBlocks(model.layers, model.config, pool, constant_shapes=passes.batch_invariant)
@@ -54,6 +62,7 @@ class DeepseekV4Target:
         *,
         cache_dtype: str,
         indexer_dtype: str,
+        formats: WeightFormats | None = None,
         poison: bool = False,
     ) -> "DeepseekV4Target":
         """Make the pool of a model on the model's device, then the target.
@@ -64,7 +73,7 @@ class DeepseekV4Target:
         layout = target_layout(config, cache_dtype=cache_dtype, indexer_dtype=indexer_dtype)
         layers = layout.slice_layers(0, config.num_hidden_layers)
         pool = CachePool(layers, num_pages, device=model.embed.weight.device, poison=poison)
-        return cls(model, pool, passes)
+        return cls(model, pool, passes, formats)
 
     def forward(
         self,
@@ -81,8 +90,41 @@ class DeepseekV4Target:
         """
         if layout.num_tokens == 0:
             return self._nothing(hidden_layers)
+        if self.passes.kernels is not None:
+            return self._forward_fused(layout, tokens_T, tables, hidden_layers)
         plan = self.backend.plan(layout, tables)
         return self.run(plan, tokens_T, logit_rows=layout.logit_rows, hidden_layers=hidden_layers)
+
+    @property
+    def fused(self) -> FusedStack:
+        """The layers as fused operators; made when first used, since a run on the reference path needs no copy."""
+        if self._fused is None:
+            model = self.model
+            compress = model.compress_rotary if self.backend.spec.kinds else None
+            kit = PassKit(
+                pool=self.pool,
+                shape=index_shape(self.backend.spec),
+                window=model.window_rotary,
+                compress=compress,
+                kernels=self.passes.kernels or Kernels.REFERENCE,
+            )
+            self._fused = FusedStack(model, kit, self.formats)
+        return self._fused
+
+    def forward_packed(self, packed: PackedPass, *, hidden_layers: tuple[int, ...] = ()) -> TargetOutput:
+        """Run a pass of constant shape; device work only, so that it can be recorded. See ``api.GraphTarget``."""
+        logits_TV, hidden_TD = self.fused(packed, hidden_layers)
+        return TargetOutput(logits_RV=logits_TV, hidden_TD=hidden_TD)
+
+    def _forward_fused(
+        self, layout: RoundLayout, tokens_T: torch.Tensor, tables: Tables, hidden_layers: tuple[int, ...]
+    ) -> TargetOutput:
+        check_tables(tables, self.backend.spec, layout.num_reqs)
+        rows_R = None
+        if len(layout.logit_rows) < layout.num_tokens:
+            rows_R = torch.tensor(layout.logit_rows, dtype=torch.int64, device=self.device)
+        logits_RV, hidden_TD = self.fused(packed_pass(layout, tokens_T, tables), hidden_layers, rows_R)
+        return TargetOutput(logits_RV=logits_RV, hidden_TD=hidden_TD)
 
     def _nothing(self, hidden_layers: tuple[int, ...]) -> TargetOutput:
         """The result of an idle pass."""
@@ -153,3 +195,9 @@ class DeepseekV4Target:
         else:
             logits_TV = self.model.logits(streams_TSD)
         return logits_TV.index_select(0, index_R) if is_part else logits_TV
+
+
+def packed_pass(layout: RoundLayout, tokens_T: torch.Tensor, tables: Tables) -> PackedPass:
+    """A layout as device tensors."""
+    lines_2T = torch.tensor([layout.positions, layout.token_reqs], dtype=torch.int32).to(tokens_T.device)
+    return PackedPass(tokens_T=tokens_T, positions_T=lines_2T[0], reqs_T=lines_2T[1], tables=tables)

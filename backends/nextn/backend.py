@@ -13,19 +13,23 @@ from torch import nn
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
 from backends.deepseek_v4.few_rows.block import supports
+from backends.deepseek_v4.fused.stack import PassKit, index_shape
+from backends.deepseek_v4.fused.weights import WeightFormats
 from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.graph_state import GraphBuffers, GraphState, GraphStateInputs
+from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.paged import PagedPass, pass_ropes
 from backends.deepseek_v4.passes import PassConfig, plan_spec, target_layout
 from backends.deepseek_v4.plan import plan_forward
 from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
-from backends.deepseek_v4.target import DeepseekV4Target
+from backends.deepseek_v4.target import DeepseekV4Target, packed_pass
 from backends.nextn.config import NextNBackendConfig
 from backends.nextn.few_rows import FewRowsNextN
+from backends.nextn.fused import PackedDraft
 from backends.nextn.model import NextNModel
 from backends.nextn.plan import StepBuffers, plan_step
-from specdec.api import CacheGroupSpec, DraftInput, GroupTable
+from specdec.api import CacheGroupSpec, DraftInput, GroupTable, PackedPass
 from specdec.errors import CapacityError, ConfigError, MetadataError
 
 
@@ -52,7 +56,7 @@ class _Round:
 
 
 class NextNBackend:
-    """Runs a ``NextNModel`` as ``specdec.api.DraftBackend``.
+    """Runs a ``NextNModel`` as ``specdec.api.GraphDraftBackend``.
 
     Between the calls of one round it keeps the draft's streams and the step's plan (``StepBuffers``) and the
     window table of the round; nothing survives the next ``begin_draft``. Captured rounds have step buffers of
@@ -71,6 +75,8 @@ class NextNBackend:
         pool: CachePool,
         max_context: int,
         config: NextNBackendConfig,
+        kernels: Kernels | None = None,
+        formats: WeightFormats | None = None,
     ) -> None:
         if pool.layout.num_layers != 1 or pool.kind(0).compresses:
             raise ConfigError(f"a NextN pool has one window-only layer, got {[k.name for k in pool.kinds]}")
@@ -89,6 +95,10 @@ class NextNBackend:
         self._captured: StepBuffers | None = None
         self._graphs: GraphState | None = None
         self._round: _Round | None = None
+        self._kernels = kernels
+        self._formats = WeightFormats() if formats is None else formats
+        self._packed: PackedDraft | None = None
+        self._is_packed = False
 
     @classmethod
     def build(cls, model: NextNModel, target: DeepseekV4Target, config: NextNBackendConfig) -> "NextNBackend":
@@ -106,6 +116,8 @@ class NextNBackend:
             pool=CachePool(layout, target.pool.num_pages, device=target.device),
             max_context=target.max_context,
             config=config,
+            kernels=target.passes.kernels,
+            formats=target.formats,
         )
 
     @torch.no_grad()
@@ -123,13 +135,62 @@ class NextNBackend:
             raise CapacityError(
                 f"{layout.num_reqs} requests exceed max_batch={self.config.max_batch} (conf: engine.max_batch)"
             )
+        if inputs.packed is not None:
+            return self.begin_packed_draft(
+                inputs.packed,
+                hidden_TD=inputs.hidden_TD,
+                next_tokens_T=inputs.next_tokens_T,
+                num_committed_B=inputs.num_committed_B,
+            )
+        starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64).to(self.pool.device)
+        newest_B = newest_rows(starts_B1, inputs.num_committed_B)
+        self._is_packed = self._kernels is not None
+        if self._is_packed:
+            packed = packed_pass(layout, inputs.next_tokens_T, inputs.tables)
+            return self.packed.begin(
+                packed, hidden_TX=inputs.hidden_TD, next_tokens_T=inputs.next_tokens_T, newest_B=newest_B
+            )
         plan = plan_forward(layout, inputs.tables, self.spec, device=self.pool.device)
         streams_TSD = self._catch_up(plan, inputs.hidden_TD, inputs.next_tokens_T)
         self._open(inputs.tables[SWA_GROUP], None, self._eager, layout.num_reqs)
         if not any(inputs.wanted_B):
             return streams_TSD.new_zeros((layout.num_reqs, self._head.out_features), dtype=torch.float32)
-        starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64, device=streams_TSD.device)
-        return self._first_logits(streams_TSD, newest_rows(starts_B1, inputs.num_committed_B))
+        return self._first_logits(streams_TSD, newest_B)
+
+    @property
+    def packed(self) -> PackedDraft:
+        """The draft module as fused operators; made when first used."""
+        if self._packed is None:
+            kit = PassKit(
+                pool=self.pool,
+                shape=index_shape(self.spec),
+                window=self.model.window_rotary,
+                compress=None,
+                kernels=self._kernels or Kernels.REFERENCE,
+            )
+            self._packed = PackedDraft(self.model, kit, embed=self._embed, head=self._head, formats=self._formats)
+        return self._packed
+
+    @torch.no_grad()
+    def begin_packed_draft(
+        self,
+        packed: PackedPass,
+        *,
+        hidden_TD: torch.Tensor,
+        next_tokens_T: torch.Tensor,
+        num_committed_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """``begin_draft`` of a packed pass; device work only. See ``api.GraphDraftBackend``."""
+        self._is_packed = True
+        num_reqs = len(num_committed_B)
+        width = len(next_tokens_T) // num_reqs
+        starts_B1 = torch.arange(num_reqs + 1, device=num_committed_B.device) * width
+        return self.packed.begin(
+            packed,
+            hidden_TX=hidden_TD,
+            next_tokens_T=next_tokens_T,
+            newest_B=newest_rows(starts_B1, num_committed_B),
+        )
 
     def init_cuda_graph_state(self, inputs: GraphStateInputs) -> None:
         """Allocate the persistent buffers of captured rounds."""
@@ -170,6 +231,9 @@ class NextNBackend:
         ``seq_lens_B`` int64 [B] includes the token about to be forwarded. Nothing is read back from the device
         and no buffer moves. Raises MetadataError before ``begin_draft`` or for another number of requests.
         """
+        if self._is_packed:
+            self.packed.advance(seq_lens_B)
+            return
         draft = self._opened()
         if len(seq_lens_B) != draft.num_reqs:
             raise MetadataError(f"the draft was begun with {draft.num_reqs} requests, got {len(seq_lens_B)} lengths")
@@ -181,6 +245,8 @@ class NextNBackend:
 
         Its position is what ``advance_draft_forward_metadata`` prepared; the draft's own streams are fed back.
         """
+        if self._is_packed:
+            return self.packed.forward(tokens_B)
         draft = self._opened()
         own_BSD = draft.streams_BSD
         own_BSD.copy_(self._run(draft.plan, own_BSD, tokens_B))

@@ -9,6 +9,7 @@ import torch
 
 from backends.deepseek_v4.config import DeepseekV4Config, YarnScaling
 from backends.deepseek_v4.dense import dense_forward
+from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.model import DeepseekV4Model, cast_parameters
 from backends.deepseek_v4.passes import PassConfig, target_layout
 from backends.deepseek_v4.target import DeepseekV4Target
@@ -218,6 +219,7 @@ def make_world(
     dtype: torch.dtype = torch.float32,
     few_rows: int = 8,
     device: torch.device = CPU,
+    kernels: Kernels | None = None,
     seed: int = 0,
 ) -> PagedWorld:
     torch.manual_seed(seed)
@@ -232,7 +234,11 @@ def make_world(
     specs = layout.slice_layers(0, config.num_hidden_layers).group_specs()
     num_pages = {spec.group_id: 1 + 4 * (spec.pages_for(max_context) + 1) for spec in specs}
     passes = PassConfig(
-        max_context=max_context, batch_invariant=batch_invariant, fixed_rows=fixed_rows, few_rows=few_rows
+        max_context=max_context,
+        batch_invariant=batch_invariant,
+        fixed_rows=fixed_rows,
+        few_rows=few_rows,
+        kernels=kernels,
     )
     target = DeepseekV4Target.build(
         model, num_pages, passes, cache_dtype=cache_dtype, indexer_dtype=indexer_dtype, poison=True
