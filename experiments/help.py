@@ -75,7 +75,9 @@ def _key_lines(folder: Path, group: str) -> list[str]:
     options: dict[str, list[str]] = {}
     paths = sorted(folder.glob("*.yaml"))
     for path in paths:
-        for line in _lines_of(_settings(path), f"{group}."):
+        # Of loggers there may be several, each below its own name.
+        prefix = f"{group}.{path.stem}." if group == "logger" else f"{group}."
+        for line in _lines_of(_settings(path), prefix):
             options.setdefault(line, []).append(path.stem)
     return [line if len(names) == len(paths) else f"{line}  ({', '.join(names)})" for line, names in options.items()]
 

@@ -31,6 +31,7 @@ from experiments.progress import Progress
 from experiments.records import output_record, step_record
 from experiments.run_folder import FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
+from experiments.sinks.publish import publish
 from experiments.summary import Run, summarise
 from experiments.table import show
 from experiments.targets import LoadedTarget
@@ -90,17 +91,19 @@ class Worker:
 
         Raises SpecDecError, and whatever a drafter raises; status.json then says ``failed``.
         """
-        with FolderLock(folder, wait=False), RunFolder(folder) as out:
-            with Progress(label=label) as progress:
-                progress.begin("loading")
-                setting = self._setting(config)
-                _begin(out, setting)
-                loaded = self._target(setting)
-                plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
-                summary = _decode_into(out, setting, loaded, plain, progress)
-            show(summary, folder, drafter=drafter_name(config), define=define)
-            if config["require_lossless"]:
-                require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
+        with FolderLock(folder, wait=False):
+            with RunFolder(folder) as out:
+                with Progress(label=label) as progress:
+                    progress.begin("loading")
+                    setting = self._setting(config)
+                    _begin(out, setting)
+                    loaded = self._target(setting)
+                    plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
+                    summary = _decode_into(out, setting, loaded, plain, progress)
+                show(summary, folder, drafter=drafter_name(config), define=define)
+                if config["require_lossless"]:
+                    require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
+            publish(config["logger"], folder, group="" if shared_baselines is None else shared_baselines.parent.name)
             return summary
 
     def _setting(self, config: Config) -> Setting:

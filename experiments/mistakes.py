@@ -66,18 +66,18 @@ def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any
         if OmegaConf.is_missing(config, spec.name):
             raise ConfigError(f"{key} must be set")
         value = config[spec.name]
-        nested = dict(_schemas_below(key, value, is_group=not prefix))
+        nested = dict(_schemas_below(key, value))
         for inner, node in nested.items():
             yield from settings_of(node, f"{inner}.")
         if not nested:
             yield key, value, spec
 
 
-def _schemas_below(key: str, value: Any, *, is_group: bool = False) -> Iterator[tuple[str, DictConfig]]:
+def _schemas_below(key: str, value: Any) -> Iterator[tuple[str, DictConfig]]:
     """Nodes with keys of their own: a group, an option of one within another, and a mapping that holds some."""
     if not isinstance(value, DictConfig):
         return
-    if is_group or OmegaConf.get_type(value) in SCHEMAS.values():
+    if OmegaConf.get_type(value) in SCHEMAS.values():
         yield key, value
         return
     for name in value:
@@ -144,7 +144,11 @@ def _field_of(schema: Any, name: str) -> Field | None:
 
 
 def _known_keys() -> set[str]:
-    keys = {f"{group}.{spec.name}" for (group, _), schema in SCHEMAS.items() for spec in fields(schema)}
+    keys = {
+        f"logger.{name}.{spec.name}" if group == "logger" else f"{group}.{spec.name}"
+        for (group, name), schema in SCHEMAS.items()
+        for spec in fields(schema)
+    }
     return keys | {spec.name for root in ROOTS for spec in fields(root)} | {"experiment", "sweep", "launcher"}
 
 

@@ -83,8 +83,11 @@ def check(config: DictConfig) -> None:
     mistakes.check(config)
     from experiments.build import check_parts
     from experiments.job import check_job
+    from experiments.sinks.publish import sinks_of
 
     settings = plain(config)
+    for _ in sinks_of(settings["logger"]):
+        pass  # each can be made, and its package is there
     folder_of(settings["target"]["checkpoint"])
     check_job(settings, check_parts(settings, workload_of(settings["workload"])))
 

@@ -248,9 +248,36 @@ class EngineSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonlSchema:
-    """The run folder's own files."""
+    """The run folder's own files, which have no settings."""
 
-    jsonl: dict[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True, kw_only=True)
+class WandbSchema:
+    """Settings of experiments.sinks.wandb_sink; after ``timeout_s`` without an answer the run is kept offline."""
+
+    _target_: str = "experiments.sinks.wandb_sink.WandbSink"
+    mode: str = setting("offline", choices=("offline", "online"))
+    project: str = "specdec"
+    entity: str | None = None
+    report: bool = True
+    timeout_s: float = setting(15.0, low=1, high=600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackioSchema:
+    """Settings of experiments.sinks.trackio_sink."""
+
+    _target_: str = "experiments.sinks.trackio_sink.TrackioSink"
+    project: str = "specdec"
+    timeout_s: float = setting(60.0, low=1, high=600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorboardSchema:
+    """Settings of experiments.sinks.tensorboard_sink."""
+
+    _target_: str = "experiments.sinks.tensorboard_sink.TensorboardSink"
+    timeout_s: float = setting(60.0, low=1, high=600)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +325,9 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("workload", "file"): FileSchema,
     ("engine", "engine"): EngineSchema,
     ("logger", "jsonl"): JsonlSchema,
+    ("logger", "wandb"): WandbSchema,
+    ("logger", "trackio"): TrackioSchema,
+    ("logger", "tensorboard"): TensorboardSchema,
 }
 
 ROOTS = (RunSchema, CertifySchema)
