@@ -13,9 +13,9 @@ from torch import nn
 
 from backends.deepseek_v4.cache_groups import SWA_GROUP
 from backends.deepseek_v4.few_rows.block import supports
+from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.fused.stack import PassKit, index_shape
 from backends.deepseek_v4.fused.weights import WeightFormats
-from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.graph_state import GraphBuffers, GraphState, GraphStateInputs
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.paged import PagedPass, pass_ropes

@@ -35,6 +35,7 @@ def test_reference_is_what_the_scoring_expects():
 
 
 @pytest.mark.parametrize(("num_parts", "num_tokens", "heads", "dim", "pairs"), [(1, 3, 5, 12, 3), (3, 2, 4, 16, 8)])
+@pytest.mark.interpreter
 @pytest.mark.usefixtures("nan_empty")
 def test_kernel_equals_the_reference(num_parts, num_tokens, heads, dim, pairs):
     parts, angles = inputs(num_parts, num_tokens, heads * dim, pairs)

@@ -96,6 +96,7 @@ def test_reference_is_the_definition():
     ("indexer_dtype", "heads", "dim", "rows_per_page"),
     [("plain", 3, 10, 4), ("plain", 20, 16, 64), ("fp8", 4, 128, 16), ("mxfp4", 4, 32, 16)],
 )
+@pytest.mark.interpreter
 @pytest.mark.usefixtures("nan_empty")
 def test_kernel_equals_the_reference(indexer_dtype, heads, dim, rows_per_page):
     visible = [0, 5, 3 * rows_per_page, 3 * rows_per_page - 2]

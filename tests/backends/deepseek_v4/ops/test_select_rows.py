@@ -9,7 +9,7 @@ from backends.deepseek_v4.ops.select_rows import select_rows
 from backends.deepseek_v4.pass_values import PassIndices, SlotList
 from specdec.api import GroupTable
 
-BOTH = pytest.mark.parametrize("kernels", [Kernels.REFERENCE, Kernels.TRITON])
+BOTH = pytest.mark.parametrize("kernels", [Kernels.REFERENCE, pytest.param(Kernels.TRITON, marks=pytest.mark.interpreter)])
 
 
 def indices_of(visible, device="cpu") -> PassIndices:
@@ -106,6 +106,7 @@ def test_no_token(kernels):
     check(found, [], 64)
 
 
+@pytest.mark.interpreter
 def test_more_columns_than_a_block():
     visible, columns = [9000, 4097], 9001
     scores, table = scores_of(2, columns), table_of(141)

@@ -58,7 +58,7 @@ def oracle(q_THD, lists, sinks_H, scale, angles_T2R) -> torch.Tensor:
     return out.flatten(1)
 
 
-@pytest.mark.parametrize("kernels", [Kernels.REFERENCE, Kernels.TRITON])
+@pytest.mark.parametrize("kernels", [Kernels.REFERENCE, pytest.param(Kernels.TRITON, marks=pytest.mark.interpreter)])
 @pytest.mark.parametrize("with_extra", [False, True])
 @pytest.mark.usefixtures("nan_empty")
 def test_equals_the_definition(kernels, with_extra):
@@ -74,6 +74,7 @@ def test_equals_the_definition(kernels, with_extra):
     torch.testing.assert_close(got.double(), oracle(q, lists, sinks, 0.3, angles), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.interpreter
 @pytest.mark.usefixtures("nan_empty")
 def test_fp8_rows_are_decoded_like_the_format_does():
     q, sinks, angles = inputs(2, 2, 80, 16)
@@ -86,7 +87,7 @@ def test_fp8_rows_are_decoded_like_the_format_does():
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernels", [Kernels.REFERENCE, Kernels.TRITON])
+@pytest.mark.parametrize("kernels", [Kernels.REFERENCE, pytest.param(Kernels.TRITON, marks=pytest.mark.interpreter)])
 def test_neither_key_nor_sink_gives_zeros_and_no_token_gives_nothing(kernels):
     q, sinks, angles = inputs(1, 2, 32, 8)
     window = key_list(kv_rows("fp32", head_dim=32, rope_dim=8, rows_per_page=16), [0], 64)
