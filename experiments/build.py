@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments.checkpoints import folder_of
+from experiments.kernels import choose_kernels
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
 from experiments.targets import DraftRequest, LoadedTarget, TargetRequest
@@ -17,7 +18,7 @@ from experiments.workloads import Row, Workload
 from specdec.api import Coupling, DraftBackend, DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
-from specdec.errors import CapacityError, ConfigError, UnsupportedError, WorkloadError
+from specdec.errors import CapacityError, ConfigError, WorkloadError
 from specdec.sampling_params import SamplingParams
 
 # Torch on the CPU raises a plain RuntimeError, which only these words tell from others.
@@ -46,8 +47,7 @@ class Parts:
 def check_parts(config: Config, workload: Workload) -> Parts:
     """Make everything that needs no model; raises SpecDecError for what cannot work."""
     device_of(config)
-    if config["engine"]["graphs"]:
-        raise UnsupportedError("rounds are not captured as graphs yet: leave engine.graphs at null or false")
+    kernels_of(config)
     parts = Parts(
         drafter=drafter_config(config["drafter"]),
         verifier=instantiate(config["verifier"], "verifier").build(),
@@ -178,6 +178,9 @@ def engine_config(config: Config) -> EngineConfig:
         num_pages=node["num_pages"],
         batch_invariant=node["batch_invariant"],
         fixed_rows=node["fixed_rows"],
+        graphs=node["graphs"],
+        graph_batch_sizes=None if node["graph_batch_sizes"] is None else tuple(node["graph_batch_sizes"]),
+        kernels=kernels_of(config),
         seed=config["sampling"]["seed"],
     )
 
@@ -229,7 +232,15 @@ def target_request(config: Config) -> TargetRequest:
         dtype=dtype_of(config),
         batch_invariant=config["engine"]["batch_invariant"],
         fixed_rows=config["engine"]["fixed_rows"],
+        kernels=kernels_of(config),
         params=node["params"],
+    )
+
+
+def kernels_of(config: Config) -> str:
+    """``engine.kernels``, or what the device and the cache allow; raises ConfigError for what cannot run."""
+    return choose_kernels(
+        config["engine"]["kernels"], device=device_of(config), cache_dtype=config["target"]["cache_dtype"]
     )
 
 

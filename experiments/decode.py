@@ -10,6 +10,7 @@ from experiments.targets import LoadedTarget
 from experiments.workloads import Row
 from specdec.engine import Engine
 from specdec.errors import CapacityError, WorkloadError
+from specdec.execution import Execution
 from specdec.request import Request, RequestOutput
 from specdec.sampling_params import SamplingParams
 
@@ -19,11 +20,13 @@ class Decoded:
     """Everything that one decode of a workload produced.
 
     outputs        in order of finishing
+    execution      how the rounds ran
     skipped_turns  (id, turn) of later turns that no longer fitted into the context
     """
 
     outputs: tuple[RequestOutput, ...]
     timing: Timing
+    execution: Execution
     skipped_turns: tuple[tuple[str, int], ...]
 
 
@@ -90,6 +93,8 @@ def decode(
     by_id = {conversation.row.id: conversation for conversation in conversations}
     for conversation in conversations:
         engine.add(conversation.first())
+    # Recording is no part of decoding, as loading is none.
+    engine.capture()
     outputs: list[RequestOutput] = []
     skipped: list[tuple[str, int]] = []
     total_s = 0.0
@@ -102,7 +107,12 @@ def decode(
             if on_finish is not None:
                 on_finish(output)
             skipped += _continue(engine, by_id[output.request_id], output)
-    return Decoded(outputs=tuple(outputs), timing=_timing(engine, outputs, total_s), skipped_turns=tuple(skipped))
+    return Decoded(
+        outputs=tuple(outputs),
+        timing=_timing(engine, outputs, total_s),
+        execution=engine.execution,
+        skipped_turns=tuple(skipped),
+    )
 
 
 def _continue(engine: Engine, conversation: Conversation, output: RequestOutput) -> list[tuple[str, int]]:

@@ -210,6 +210,7 @@ def _decode_into(
         mode=mode_of(setting.config, setting.environment, verifier=parts.verifier.name),
         rows=tuple(row for output in first.outputs for row in output.steps),
         outputs=first.outputs,
+        execution=first.execution,
         timings=tuple(repeat.timing for repeat in repeats),
         num_skipped_turns=len(first.skipped_turns),
         repeats_agree=all(_ids(repeat) == _ids(first) for repeat in repeats),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.build import Config, indexer_dtype_of
+from experiments.build import Config, indexer_dtype_of, kernels_of
 
 
 def mode_of(config: Config, environment: Mapping[str, object], *, verifier: str) -> dict[str, object]:
@@ -17,6 +17,7 @@ def mode_of(config: Config, environment: Mapping[str, object], *, verifier: str)
         "dtype": environment["dtype"],
         "cache_dtype": config["target"]["cache_dtype"],
         "indexer_dtype": indexer_dtype_of(config),
+        "kernels": kernels_of(config),
         "batch_invariant": engine["batch_invariant"],
         "max_batch": engine["max_batch"],
         "verifier": verifier,

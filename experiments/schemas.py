@@ -242,6 +242,8 @@ class EngineSchema:
     batch_invariant: bool = False
     fixed_rows: int = setting(8, low=1)
     graphs: bool | None = None
+    graph_batch_sizes: list[int] | None = setting(None, low=1)
+    kernels: str | None = setting(None, choices=("reference", "triton", "flash_mla"))
     repeats: int = setting(1, low=1)
     threads: int | None = setting(None, low=1, high=MAX_THREADS)
 

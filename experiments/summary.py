@@ -8,6 +8,7 @@ from math import isnan
 from experiments.lossless import Judgement
 from experiments.speed import Timing, measured, ratio
 from specdec.bootstrap import Bootstrap, Estimate, estimates
+from specdec.execution import Execution
 from specdec.identities import check_identities
 from specdec.metrics import DEFINITIONS, Steps, accepted_histogram, loop_token_share
 from specdec.request import RequestOutput
@@ -24,6 +25,7 @@ class Run:
     mode           device, types and rules that computed it, by name; see ``experiments.mode``
     rows           step rows with loops marked, of the first repeat
     outputs        of the first repeat
+    execution      how the rounds of the first repeat ran
     timings        one per repeat
     repeats_agree  whether every repeat produced the same tokens
     """
@@ -31,6 +33,7 @@ class Run:
     mode: Mapping[str, object]
     rows: tuple[StepRow, ...]
     outputs: tuple[RequestOutput, ...]
+    execution: Execution
     timings: tuple[Timing, ...]
     num_skipped_turns: int
     repeats_agree: bool
@@ -46,6 +49,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "mode": dict(run.mode),
+        "execution": asdict(run.execution),
         **metrics_of(run.rows),
         "loop_token_share": loop_share(run.outputs),
         "without_loops": metrics_of([row for row in run.rows if not row.in_loop]),

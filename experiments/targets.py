@@ -29,6 +29,7 @@ class TargetRequest:
     indexer_dtype  plain, fp8 or mxfp4
     device, dtype  where and in what the model computes
     batch_invariant, fixed_rows  see EngineConfig
+    kernels      implementation of the operators (reference, triton or flash_mla); None: the loader's own choice
     params       free parameters of a target from elsewhere
     """
 
@@ -39,6 +40,7 @@ class TargetRequest:
     dtype: torch.dtype
     batch_invariant: bool = False
     fixed_rows: int = 8
+    kernels: str | None = None
     params: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -72,11 +72,12 @@ def test_summary_and_table_say_which_mode_ran_and_where_the_time_went(
         "dtype": "bfloat16",
         "cache_dtype": "fp8",
         "indexer_dtype": "fp8",
+        "kernels": "reference",
         "batch_invariant": True,
         "max_batch": 1,
         "verifier": "greedy",
     }
-    said = "mode: device cpu, threads 1, dtype bfloat16, cache_dtype fp8, indexer_dtype fp8, batch_invariant true"
+    said = "mode: device cpu, threads 1, dtype bfloat16, cache_dtype fp8, indexer_dtype fp8, kernels reference"
     printed = capsys.readouterr().out
     assert said in printed and "verify_ms_per_round" in printed
     assert set(summary["ms_per_round"]) == {"draft", "verify", "other"}
@@ -255,7 +256,9 @@ def test_greedy_verifier_refuses_a_row_with_a_temperature(
         (["target=toy", "shard=0/2"], "shard picks a part of a sweep"),
         (["target=toy", "sampling.min_new_tokens=9", "sampling.max_new_tokens=3"], "min_new_tokens"),
         (["target=toy", "engine.device=tpu"], "engine.device must be"),
-        (["target=toy", "engine.graphs=true"], "engine.graphs"),
+        (["target=toy", "engine.graphs=true", "engine.batch_invariant=true", "engine.fixed_rows=4"], "engine.graphs"),
+        (["target=toy", "engine.graph_batch_sizes=[2]"], "graph_batch_sizes must be an integer from 1 to 1, got 2"),
+        (["target=toy", "engine.device=cpu", "engine.kernels=triton"], "engine.kernels=triton cannot run: it needs an"),
         (
             ["target=toy", "verifier=greedy"],
             "verifier=greedy decodes at temperature 0, got sampling.temperature=0.8; "
