@@ -47,13 +47,21 @@ _TOP_NAMES = {
 _OURS_ONLY = ("quantization_config", "expert_dtype", "architectures")
 
 
-def as_transformers(raw: Mapping[str, object], parameters: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The float32 model of the official configuration ``raw`` with our target's state under its official names."""
+def as_transformers(
+    raw: Mapping[str, object],
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> torch.nn.Module:
+    """The model of the official configuration ``raw`` with our target's state under its official names."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     settings = {key: value for key, value in raw.items() if key not in _OURS_ONLY}
-    model = transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(**settings)).eval()
+    with torch.device(device):
+        model = transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(**settings, dtype=dtype)).eval()
+    model = model.to(dtype)
     model.load_state_dict(renamed(parameters), strict=True)
     return model
 

@@ -55,6 +55,16 @@ def check_device(device: torch.device) -> None:
         )
 
 
+def is_available(device: torch.device) -> bool:
+    """Whether the package and a GPU for it are there."""
+    try:
+        check_device(device)
+        load()
+    except UnsupportedError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PagedKeys:
     """One fp8 cache and the rows of it that each token attends.

@@ -1,0 +1,93 @@
+"""A decode step of a V4-Flash-width model on a GPU: ``python -m experiments.bench_decode [--save] [--quick]``.
+
+Four layers of V4-Flash (window, CSA, HCA, CSA; 64 experts; 32768 ids) with random weights. Every step is one CUDA
+graph. Printed per storage, batch and context: milliseconds, the time over the floor (the bytes that the step must
+read over the bandwidth of a copy in the same run) and over transformers' eager step of the same weights in the same
+run. ``--save`` writes ``experiments/results/h200_decode.json``.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from backends.deepseek_v4.fused.weights import WeightFormats
+from backends.deepseek_v4.kernels import Kernels
+from backends.deepseek_v4.stored_weight import WeightFormat
+from backends.vendor.flash_mla import is_available
+from experiments.gpu.models import FLASH_WIDTH, build
+from experiments.gpu.peer import peer_ms
+from experiments.gpu.result import save_result
+from experiments.gpu.timing import copy_bandwidth, graph_ms
+from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+
+POINTS = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (8, 65536), (64, 65536))
+QUICK = ((1, 1024), (64, 1024))
+PEER_POINTS = ((1, 1024), (8, 1024))
+FORMATS = {
+    "bf16": WeightFormats(),
+    "fp8 + fp4 experts": WeightFormats(linears=WeightFormat.FP8, experts=WeightFormat.FP4),
+}
+
+
+def storages() -> list[tuple[str, str, str, Kernels]]:
+    """(weights, cache, indexer, kernels) that are timed here."""
+    found = [("bf16", "bf16", "plain", Kernels.TRITON), ("bf16", "fp8", "fp8", Kernels.TRITON)]
+    if is_available(torch.device("cuda")):
+        found.append(("bf16", "fp8", "fp8", Kernels.FLASH_MLA))
+    last = found[-1][-1]
+    return [*found, ("fp8 + fp4 experts", "fp8", "fp8", last)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print, and save if asked to."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    points = QUICK if "--quick" in arguments else POINTS
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e12:.2f} TB/s")
+    model, _ = build(FLASH_WIDTH, device, dtype)
+    peers = {point: peer_ms(FLASH_WIDTH, model, batch=point[0], context=point[1]) for point in PEER_POINTS}
+    torch.cuda.empty_cache()
+    figures = []
+    for weights, cache_dtype, indexer_dtype, kernels in storages():
+        for batch, context in points:
+            shape = WorldShape(
+                batch=batch,
+                context=context,
+                cache_dtype=cache_dtype,
+                indexer_dtype=indexer_dtype,
+                num_draft_tokens=1,
+                kernels=kernels,
+                formats=FORMATS[weights],
+            )
+            figures.append(measure(model, shape, weights, bandwidth, peers.get((batch, context))))
+            torch.cuda.empty_cache()
+    if "--save" in arguments:
+        save_result("h200_decode.json", "python -m experiments.bench_decode --save", {"steps": figures})
+
+
+def measure(model, shape: WorldShape, weights: str, bandwidth: float, peer: float | None) -> dict[str, object]:
+    """One point: printed, and returned for the result file."""
+    world = make_world(model, None, shape)
+    packed = world.packed(1)
+    step_ms = graph_ms([lambda: world.target.forward_packed(packed)])
+    floor_ms = 1e3 * total(floor_bytes(world, 1)) / bandwidth
+    ours = f"{step_ms:7.3f} ms  {step_ms / floor_ms:5.2f} x floor ({floor_ms:.3f} ms)"
+    theirs = "" if peer is None else f"  transformers {peer:.1f} ms, {peer / step_ms:.1f} x ours"
+    name = f"{weights} weights, {shape.cache_dtype} rows, {shape.kernels.value}"
+    print(f"{name:44} batch {shape.batch:3} context {shape.context:6}  {ours}{theirs}", flush=True)
+    return {
+        "weights": weights,
+        "cache_dtype": shape.cache_dtype,
+        "kernels": shape.kernels.value,
+        "batch": shape.batch,
+        "context": shape.context,
+        "step_ms": step_ms,
+        "floor_ms": floor_ms,
+        "over_floor": step_ms / floor_ms,
+        "transformers_ms": peer,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""What verification costs by its width on a GPU: ``python -m experiments.bench_verify [--save]``.
+
+A pass of N tokens per request over a pass of one, for the V4-Flash-width model of ``bench_decode`` at batches from 1
+to 64: with the acceptance of a drafter this curve decides the best draft length. Every pass is one CUDA graph.
+``--save`` writes ``experiments/results/h200_verify.json``.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from backends.deepseek_v4.kernels import Kernels
+from backends.vendor.flash_mla import is_available
+from experiments.gpu.models import FLASH_WIDTH, build
+from experiments.gpu.result import save_result
+from experiments.gpu.timing import copy_bandwidth, graph_ms
+from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+
+BATCHES, WIDTHS, CONTEXT = (1, 4, 16, 64), (1, 2, 3, 4, 5, 8), 1024
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print, and save if asked to."""
+    bandwidth = copy_bandwidth()
+    model, _ = build(FLASH_WIDTH, torch.device("cuda"), torch.bfloat16)
+    kernels = Kernels.FLASH_MLA if is_available(torch.device("cuda")) else Kernels.TRITON
+    figures = []
+    for batch in BATCHES:
+        shape = WorldShape(
+            batch=batch,
+            context=CONTEXT,
+            cache_dtype="fp8",
+            indexer_dtype="fp8",
+            num_draft_tokens=max(WIDTHS) - 1,
+            kernels=kernels,
+        )
+        world = make_world(model, None, shape)
+        times, floors = {}, {}
+        for width in WIDTHS:
+            packed = world.packed(width)
+            times[width] = graph_ms([partial(world.target.forward_packed, packed)])
+            floors[width] = 1e3 * total(floor_bytes(world, width)) / bandwidth
+        curve = "  ".join(f"N={n}: {times[n]:.3f} ms, {times[n] / times[1]:.2f} x" for n in WIDTHS)
+        print(f"batch {batch:3}  {curve}", flush=True)
+        figures.append({"batch": batch, "context": CONTEXT, "step_ms": times, "floor_ms": floors})
+        del world
+        torch.cuda.empty_cache()
+    if "--save" in arguments:
+        save_result(
+            "h200_verify.json",
+            "python -m experiments.bench_verify --save",
+            {"kernels": kernels.value, "curves": figures},
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
