@@ -22,7 +22,6 @@ GROUPS = ("target", "drafter", "verifier", "sampling", "workload", "engine", "lo
 # What an option needs besides its name.
 COMPLETED = {
     "target=custom": ["target._target_=somewhere.load"],
-    "target=hf": ["target.checkpoint=somewhere"],
     "drafter=draft_model": ["drafter.checkpoint=somewhere"],
     "drafter=custom": ["drafter._target_=somewhere.Config"],
     "workload=file": ["workload.path=prompts.jsonl"],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from backends.hf.few_rows import use_few_rows
 from backends.hf.gguf_llama import load_gguf
@@ -55,12 +56,14 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     path = folder / CONFIG_FILE
     if not path.exists():
         raise CheckpointError(f"{folder} has neither {CONFIG_FILE} nor a GGUF file (conf: target.checkpoint)")
+    # Its bars would be drawn through whatever shows progress here.
+    logging.disable_progress_bar()
     try:
         architectures = json.loads(path.read_text(encoding="utf-8")).get("architectures") or ["a model"]
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (ImportError, OSError, ValueError, KeyError) as error:
         what = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: transformers cannot load {architectures[0]} ({what})") from None
