@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "run": ("experiments.run", "decode a workload with speculation and without, and compare"),
     "report": ("experiments.report.command", "a table and one offline page over all runs below some folders"),
+    "query": ("experiments.query", "ask all runs below some folders in SQL"),
     "certify": ("experiments.certify", "is a verifier with a drafter exact? else the smallest counterexample"),
     "compare": ("experiments.compare", "two runs on the same prompts: what differs, with intervals"),
     "gate": ("experiments.gate", "exit code 1 if a run is worse than an earlier one on the same prompts"),

@@ -64,7 +64,8 @@ def reproduce(words: Words) -> int:
     check_inputs(old)
     from experiments.job import Worker  # here, since it imports torch and --help must not wait for that
 
-    Worker().run(old.config, to)
+    # A tracker knows this run already.
+    Worker().run({**old.config, "logger": {}}, to)
     new = read_run(to)
     for note in (*old.notes, *environment_notes(old, new)):
         print(f"note: {note}")

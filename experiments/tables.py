@@ -1,0 +1,203 @@
+"""Tables: every row of many runs as tables of one DuckDB connection; computes no metric and changes no folder.
+
+steps         rows of steps.parquet, or of steps.jsonl while a run goes on
+outputs       rows of outputs.jsonl
+summaries     summary.json, metrics as structures: tokens_per_step.value
+environments  env.json
+statuses      status.json: status, started, ended, error
+settings      config.resolved.yaml: one row a setting, with its full key
+
+The first column of each is ``run``, the folder.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.compact import PARQUET, step_columns
+from experiments.report.collect import run_folders
+from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, STATUS, STEPS, SUMMARY, Status, status_of
+from specdec.errors import ConfigError, SpecDecError
+from specdec.step_row import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import duckdb
+
+OUTPUT_COLUMNS = {
+    "schema_version": "BIGINT",
+    "request_id": "VARCHAR",
+    "turn": "BIGINT",
+    "category": "VARCHAR",
+    "prompt_ids": "BIGINT[]",
+    "output_ids": "BIGINT[]",
+    "text": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "num_steps": "BIGINT",
+    "num_preemptions": "BIGINT",
+    "first_token_us": "DOUBLE",
+    "total_us": "DOUBLE",
+}
+WHOLE = {"summaries": SUMMARY, "environments": ENVIRONMENT, "statuses": STATUS}
+NAMES = ("steps", "outputs", *WHOLE, "settings")
+PARQUET_END = b"PAR1"
+RUN = "regexp_replace(filename, '/[^/]*$', '') AS run"
+
+
+UNITED = "union_by_name = true, filename = true"
+Answer = TypeVar("Answer")
+
+
+class QueryError(SpecDecError, ValueError):
+    """A question cannot be answered."""
+
+
+class Tables:
+    """Every run below some folders, open for questions; enter it, and leave it to let the files go."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Find the runs; raises ConfigError when there are none."""
+        found = sorted({path.resolve() for folder in folders for path in run_folders(folder)})
+        if not found:
+            raise ConfigError(f"there is no run folder below {', '.join(map(str, folders))}")
+        self.runs = tuple(found)
+
+    def __enter__(self) -> "Tables":
+        import duckdb  # here, since --help must not wait for it
+
+        self._connection = duckdb.connect()
+        try:
+            for name, source in self._sources().items():
+                self._connection.execute(f"CREATE VIEW {name} AS {source}")
+            self._add_settings()
+        except duckdb.Error as error:
+            raise QueryError(_one_line(error)) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def rows(self, sql: str) -> list[tuple]:
+        """The answer to a question in DuckDB's SQL; raises QueryError."""
+        answer = self._ask(sql, lambda found: found.fetchall())
+        return [] if answer is None else answer
+
+    def text(self, sql: str) -> str:
+        """The answer as a table for a terminal; raises QueryError."""
+        return self._ask(sql, str) or "done"
+
+    def _ask(self, sql: str, read: Callable[["duckdb.DuckDBPyRelation"], Answer]) -> Answer | None:
+        """What ``read`` makes of the answer; None for a statement without one."""
+        import duckdb
+
+        try:
+            found = self._connection.sql(sql)
+            return None if found is None else read(found)
+        except duckdb.Error as error:
+            raise QueryError(_one_line(error)) from None
+
+    def notes(self) -> list[str]:
+        """What a reader of the tables must know: rows of other versions, runs that are not done."""
+        lines = []
+        others = (
+            f"SELECT schema_version, count(DISTINCT run) FROM steps "
+            f"WHERE schema_version IS DISTINCT FROM {SCHEMA_VERSION} GROUP BY ALL ORDER BY ALL"
+        )
+        for version, count in self.rows(others):
+            lines.append(
+                f"{count} runs have rows of schema version {version}, and this version writes {SCHEMA_VERSION}: "
+                "fields that either does not know are missing or NULL"
+            )
+        unfinished = sum(status_of(run) is not Status.DONE for run in self.runs)
+        if unfinished:
+            lines.append(f"{unfinished} of {len(self.runs)} runs are not done: their rows are those so far")
+        return lines
+
+    def _sources(self) -> dict[str, str]:
+        packed = [run / PARQUET for run in self.runs if _is_packed(run)]
+        loose = [run / STEPS for run in self.runs if not _is_packed(run) and _has_content(run / STEPS)]
+        outputs = [run / OUTPUTS for run in self.runs if _has_content(run / OUTPUTS)]
+        parts = [_lines(loose, step_columns())]
+        if packed:
+            parts.append(f"SELECT {RUN}, * EXCLUDE (filename) FROM read_parquet({_list(packed)}, {UNITED})")
+        whole = {
+            name: _documents([run / file for run in self.runs if _is_json(run / file)]) for name, file in WHOLE.items()
+        }
+        return {"steps": " UNION ALL BY NAME ".join(parts), "outputs": _lines(outputs, OUTPUT_COLUMNS), **whole}
+
+    def _add_settings(self) -> None:
+        self._connection.execute("CREATE TABLE settings (run VARCHAR, key VARCHAR, value VARCHAR)")
+        rows = [[str(run), key, value] for run in self.runs for key, value in _settings(run / CONFIG)]
+        if rows:
+            self._connection.executemany("INSERT INTO settings VALUES (?, ?, ?)", rows)
+
+
+def _lines(paths: Sequence[Path], columns: Mapping[str, str]) -> str:
+    """Rows of JSONL files; a torn line becomes a row without any value, which is left out."""
+    if not paths:
+        empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items())
+        return f"SELECT NULL::VARCHAR AS run, {empty} WHERE false"
+    return (
+        f"SELECT {RUN}, * EXCLUDE (filename) FROM read_json({_list(paths)}, format = 'newline_delimited', "
+        f"columns = {dict(columns)}, ignore_errors = true, filename = true) WHERE request_id IS NOT NULL"
+    )
+
+
+def _documents(paths: Sequence[Path]) -> str:
+    """One row a JSON file."""
+    if not paths:
+        return "SELECT NULL::VARCHAR AS run WHERE false"
+    return (
+        f"SELECT {RUN}, * EXCLUDE (filename) FROM read_json({_list(paths)}, format = 'auto', "
+        f"maximum_object_size = 67108864, map_inference_threshold = -1, sample_size = -1, {UNITED})"
+    )
+
+
+def _settings(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
+        return  # a run that was killed before it wrote any
+    yield from _flat(content, "")
+
+
+def _flat(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from _flat(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node if isinstance(node, str) else json.dumps(node)
+
+
+def _is_packed(run: Path) -> bool:
+    """Whether the rows are in a whole Parquet file of this very attempt."""
+    path = run / PARQUET
+    if not path.exists() or status_of(run) is not Status.DONE:
+        return False
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - len(PARQUET_END)))
+        return file.read() == PARQUET_END
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _list(paths: Sequence[Path]) -> str:
+    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
