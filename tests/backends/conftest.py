@@ -158,10 +158,10 @@ class PagedWorld:
     ) -> DraftInput:
         """What a drafter gets after a pass over (row, start position, tokens)."""
         layout = layout_of_chunks(chunks)
-        committed_B = torch.tensor(num_committed)
-        starts_B = torch.tensor(layout.start_positions)
-        next_T = torch.tensor(list(next_tokens))
-        newest_B = torch.tensor(layout.query_starts[:-1]) + committed_B - 1
+        committed_B = torch.tensor(num_committed, device=self.device)
+        starts_B = torch.tensor(layout.start_positions, device=self.device)
+        next_T = torch.tensor(list(next_tokens), device=self.device)
+        newest_B = torch.tensor(layout.query_starts[:-1], device=self.device) + committed_B - 1
         return DraftInput(
             layout=layout,
             next_tokens_T=next_T,
@@ -171,7 +171,7 @@ class PagedWorld:
             seq_lens_B=starts_B + committed_B,
             wanted_B=(wanted,) * layout.num_reqs,
             max_draft_B=(8,) * layout.num_reqs,
-            limits_B=torch.full((layout.num_reqs,), 8 if wanted else 0),
+            limits_B=torch.full((layout.num_reqs,), 8 if wanted else 0, device=self.device),
             sampling=GreedyView(),
             histories=(),
             tables=self.tables(layout, extra=extra),
