@@ -92,7 +92,7 @@ class OpSetting:
     def mix_weights(self, rows: int, scales: int) -> MixWeights:
         streams, hidden = self.config.hc_mult, self.config.hidden_size
         return MixWeights(
-            fn_MX=self.floats(rows, streams * hidden),
+            fn_MX=self.floats(rows, streams * hidden).mul_((streams * hidden) ** -0.5),
             base=self.floats(rows),
             scale=self.floats(scales),
             norm_D=self.floats(hidden),
