@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.deepseek_v4.cache_groups import CacheLayout
+from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.target import DeepseekV4Target, PassConfig, target_layout
 from backends.nextn.backend import NextNBackend
 from backends.nextn.config import NextNBackendConfig
@@ -65,7 +66,12 @@ class LoadedV4:
         target = DeepseekV4Target.build(
             self.models.target,
             num_pages,
-            PassConfig(max_context=max_context, batch_invariant=request.batch_invariant, fixed_rows=request.fixed_rows),
+            PassConfig(
+                max_context=max_context,
+                batch_invariant=request.batch_invariant,
+                fixed_rows=request.fixed_rows,
+                kernels=kernels_of(request),
+            ),
             cache_dtype=request.cache_dtype,
             indexer_dtype=request.indexer_dtype,
         )
@@ -90,6 +96,11 @@ class LoadedV4:
         request = self.request
         layout = target_layout(self.models.config, cache_dtype=request.cache_dtype, indexer_dtype=request.indexer_dtype)
         return layout.slice_layers(first, last)
+
+
+def kernels_of(request: TargetRequest) -> Kernels | None:
+    """Operators of packed passes; None on a CPU, where the modules themselves are faster."""
+    return None if request.device.type == "cpu" else Kernels(request.kernels or Kernels.TRITON.value)
 
 
 def load(request: TargetRequest) -> LoadedV4:

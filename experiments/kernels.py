@@ -13,10 +13,11 @@ REFERENCE, TRITON, FLASH_MLA = "reference", "triton", "flash_mla"
 def choose_kernels(wanted: str | None, *, device: torch.device, cache_dtype: str) -> str:
     """``engine.kernels`` with its default resolved.
 
-    The default is ``reference`` on a CPU; on a GPU ``flash_mla`` under an fp8 cache where the package is, ``triton``
-    where Triton is, else ``reference``. Raises ConfigError when what is asked for cannot run, naming what it lacks.
+    The default is ``triton`` on a GPU and where Triton is, else ``reference``: FlashMLA plans every step anew, which
+    costs more than it gains below about 32 tokens a pass. Raises ConfigError when what is asked for cannot run,
+    naming what it lacks.
     """
-    problems = {kernels: _problem(kernels, device, cache_dtype) for kernels in (FLASH_MLA, TRITON, REFERENCE)}
+    problems = {kernels: _problem(kernels, device, cache_dtype) for kernels in (TRITON, FLASH_MLA, REFERENCE)}
     if wanted is None:
         return next(kernels for kernels, problem in problems.items() if problem is None)
     if problems[wanted] is not None:
