@@ -68,7 +68,8 @@ class PagedRuns:
 
     def run(self, *pieces: Piece, hidden_layers: tuple[int, ...] = (), reach: int = 0) -> Ran:
         """One pass over ``pieces``, chunks first; ``reach``: positions behind each that a draft may write."""
-        for piece in pieces:
+        # Rows that have left their windows behind give pages back before a new text takes some.
+        for piece in sorted(pieces, key=lambda piece: piece.is_chunk):
             self._pages.reserve_chunk(piece.row, piece.start, len(piece.tokens), extra=reach)
         self._tables.write(self._pages.take_changes())
         lengths = tuple(len(piece.tokens) for piece in pieces)
