@@ -1,5 +1,6 @@
 """The console command ``specdec``: names of sub-commands and where they live; imports them only when called."""
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -16,6 +17,9 @@ COMMANDS = {
     "fetch": ("experiments.fetch", "download a small real model into the cache: specdec fetch smollm2"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
 }
+COMPLETION = ("-sc", "--shell-completion")
+# Commands of Hydra, which completes their settings.
+COMPLETED = ("run", "certify", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         return 0
+    if given[0] in COMPLETION:
+        return complete(given)
     if given[0] not in COMMANDS:
         close = get_close_matches(given[0], COMMANDS, n=1)
         hint = f"; nearest: {close[0]}" if close else ""
@@ -31,6 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     module, _ = COMMANDS[given[0]]
     return import_module(module).main(given[1:])
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Hydra's shell completion below a sub-command: ``eval "$(specdec -sc install=bash)"`` installs it.
+
+    Hydra asks with the line typed so far in COMP_LINE, and knows an application of one word.
+    """
+    if not any(word.startswith("query=") for word in arguments):
+        return import_module("experiments.run").main(arguments)
+    line = os.environ.get("COMP_LINE", "")
+    line = line[: int(os.environ.get("COMP_POINT") or len(line))]
+    program, _, rest = line.lstrip().partition(" ")
+    command, space, settings = rest.lstrip().partition(" ")
+    if not space:
+        print(" ".join(name for name in COMMANDS if name.startswith(command)))
+        return 0
+    if command not in COMPLETED:
+        return 0
+    os.environ["COMP_LINE"] = f"{program} {settings}"
+    os.environ["COMP_POINT"] = str(len(os.environ["COMP_LINE"]))
+    return import_module(COMMANDS[command][0]).main(arguments)
 
 
 def usage() -> str:
@@ -43,6 +70,7 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
+            'Completion: eval "$(specdec -sc install=bash)", or fish or zsh.',
             "specdec COMMAND --help lists the settings of a command; python -m experiments.COMMAND is the same.",
         ]
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXIT_MISTAKE = 2
 USAGE = """usage: specdec query FOLDER... [sql=QUESTION] [out=FILE]
 
-Asks all runs below the folders, also those that go on, in DuckDB's SQL. Without a question: the tables and their columns.
+Asks all runs below the folders, also those that go on, in DuckDB's SQL; without a question, names the tables.
 
   sql=QUESTION  for example sql="SELECT run, avg(accepted) FROM steps WHERE depth > 0 GROUP BY run"
   out=FILE      write the answer to a new file .csv, .parquet or .json instead of printing it
