@@ -5,10 +5,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from experiments.run_folder import STEPS
+from experiments.run_folder import PARQUET, STEPS
 from specdec.step_row import SCHEMA_VERSION, StepRow
 
-PARQUET = "steps.parquet"
 KINDS = {
     "int": "BIGINT",
     "str": "VARCHAR",

@@ -23,6 +23,7 @@ STEPS = "steps.jsonl"
 OUTPUTS = "outputs.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
+PARQUET = "steps.parquet"
 LOCK = "run.lock"
 INTERRUPTED = "interrupted"
 MAX_OVERWRITTEN = 160
@@ -40,6 +41,10 @@ class Status(Enum):
 
 class FolderInUseError(SpecDecError, RuntimeError):
     """Another process writes to the folder."""
+
+
+class ForeignFilesError(SpecDecError, RuntimeError):
+    """A folder holds files that no run wrote, and that a run would replace."""
 
 
 def write_json(path: Path, content: object) -> None:
@@ -142,9 +147,11 @@ class RunFolder:
         self._started = ""
 
     def __enter__(self) -> "RunFolder":
+        """Start afresh; raises ForeignFilesError rather than replace what no run wrote."""
         self.path.mkdir(parents=True, exist_ok=True)
+        _check_own(self.path)
         self._started = _now()
-        for name in (SUMMARY, ENVIRONMENT, CONFIG, "steps.parquet"):
+        for name in (SUMMARY, ENVIRONMENT, CONFIG, PARQUET):
             (self.path / name).unlink(missing_ok=True)
         for name in (STEPS, OUTPUTS):
             (self.path / name).write_text("", encoding="utf-8")
@@ -201,6 +208,19 @@ class RunFolder:
                 file.truncate()
         except OSError:
             print(f"{self.path / STATUS} cannot be written and may say running: {refused}", file=sys.stderr)
+
+
+def _check_own(folder: Path) -> None:
+    """Raise ForeignFilesError for files of a run's names in a folder without a ``status.json``, which a run has first."""
+    if (folder / STATUS).exists():
+        return
+    named = [folder / name for name in (CONFIG, ENVIRONMENT, STEPS, OUTPUTS, SUMMARY, PARQUET)]
+    foreign = [path.name for path in named if path.exists() and path.stat().st_size]
+    if foreign:
+        raise ForeignFilesError(
+            f"{folder} holds {', '.join(foreign)} and no {STATUS}: no run wrote that, and nothing is overwritten; "
+            f"name another folder (conf: hydra.run.dir)"
+        )
 
 
 def _now() -> str:

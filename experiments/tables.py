@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.compact import PARQUET, step_columns
+from experiments.compact import step_columns
 from experiments.report.collect import run_folders
-from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, STATUS, STEPS, SUMMARY, Status, status_of
+from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, PARQUET, STATUS, STEPS, SUMMARY, Status, status_of
 from specdec.errors import ConfigError, SpecDecError
 from specdec.step_row import SCHEMA_VERSION
 
