@@ -124,6 +124,11 @@ class Engine:
         """How the rounds so far ran."""
         return self._tally.report(() if self._captured is None else self._captured.keys)
 
+    @property
+    def recorded_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor that recordings read and rounds overwrite; their addresses never change."""
+        return () if self._captured is None else self._captured.tensors
+
     @torch.no_grad()
     def capture(self) -> None:
         """Record ahead of time what the unfinished requests need, so that no round pays for it.

@@ -339,7 +339,7 @@ class TableDraft:
         for cache in (self._own, self._followers):
             cache.use(packed.tables[cache.group_id], eager=eager)
         reqs_T, positions_T = view(packed.reqs_T), view(packed.positions_T)
-        self._own.write(reqs_T, positions_T, view(hidden_TD[:, 0]))
+        self._own.write(reqs_T, positions_T, view(hidden_TD[:, 0].long()))
         self._followers.write(reqs_T, positions_T, view(next_tokens_T))
 
     def _logits(self, positions_B: Array) -> torch.Tensor:

@@ -1,0 +1,249 @@
+"""A recorded round: no host read inside, one copy of its result, padding that does no harm, tensors that stay."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from drafters.nextn import NextnConfig
+from drafters.ngram import NgramConfig
+from drafters.none import NoneConfig
+from specdec.api import DraftSetup, PackedPass, TargetOutput
+from specdec.cache.tables import BlockTables
+from specdec.engine import Engine, EngineConfig
+from specdec.errors import ConfigError, MetadataError
+from specdec.graphs import GraphKey, GraphRunner
+from specdec.noise import VocabularyNoise
+from specdec.recorded_round import RoundTensors, record_round
+from specdec.request import Request, RequestOutput
+from specdec.round_arena import RoundArena
+from specdec.round_parts import RoundParts
+from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
+from specdec.sampling import BatchSampling, SamplingRequest
+from specdec.sampling_params import SamplingParams
+from specdec.testing import PlainDrafter, TableDraft, TableTarget
+from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
+
+V = 13
+META = torch.device("meta")
+HOST_READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+POISON = 1e20
+
+
+class PoisonedTarget(TableTarget):
+    """Gives padding tokens large logits and states."""
+
+    def forward_packed(self, packed: PackedPass, *, hidden_layers: tuple[int, ...] = ()) -> TargetOutput:
+        output = super().forward_packed(packed, hidden_layers=hidden_layers)
+        is_padding_T1 = (packed.positions_T < 0).unsqueeze(1)
+        hidden_TD = output.hidden_TD
+        return TargetOutput(
+            logits_RV=torch.where(is_padding_T1, POISON, output.logits_RV),
+            hidden_TD=None if hidden_TD is None else torch.where(is_padding_T1, 113.0, hidden_TD),
+        )
+
+
+def engine_of(
+    drafter=None, verifier=None, *, target: TableTarget | None = None, max_context: int = 64, **config
+) -> tuple[Engine, TableDraft]:
+    target = target or TableTarget(history_weight=0.3, max_context=max_context)
+    backend = TableDraft(target)
+    setup = DraftSetup(device=target.device, vocab_size=V, max_batch=4, max_context=max_context, draft_backend=backend)
+    live = (drafter or NextnConfig(num_draft_tokens=3)).build(setup)
+    groups = backend.cache_groups if live.needs.draft_backend else ()
+    settings = EngineConfig(**{"max_batch": 4, "prefill_chunk": 8, **config})
+    return Engine(target, live, verifier or RejectionVerifier(), settings, draft_groups=groups), backend
+
+
+def requests(count: int, **options) -> list[Request]:
+    """Requests that end one after the other, so that every number of them decodes for a while."""
+    return [
+        Request(
+            request_id=str(i),
+            prompt=tuple(1 + (i + j) % 6 for j in range(2 + 3 * i)),
+            sampling=SamplingParams(
+                **{"temperature": 0.9, "max_new_tokens": 16 + 7 * i, "ignore_eos": True, **options}
+            ),
+        )
+        for i in range(count)
+    ]
+
+
+def outputs_of(engine: Engine, added: list[Request], *, before_round=lambda: None) -> dict[str, RequestOutput]:
+    for request in added:
+        engine.add(request)
+    while engine.has_work:
+        before_round()
+        engine.run_round()
+        engine.check_integrity()
+    return {output.request_id: output for output in engine.take_outputs()}
+
+
+def texts(outputs: dict[str, RequestOutput]) -> dict[str, tuple]:
+    return {
+        name: (output.output_ids, [(step.draft_ids, step.accepted, step.overlap) for step in output.steps])
+        for name, output in outputs.items()
+    }
+
+
+@pytest.mark.parametrize("verifier", [GreedyVerifier(), GumbelVerifier(), RejectionVerifier(), BlockVerifier()])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_replay_equals_eager_for_every_live_batch_with_poisoned_padding(verifier, size: int) -> None:
+    for count in (1, 2, 3, 4):
+        eager, _ = engine_of(verifier=verifier, graphs=False)
+        target = PoisonedTarget(history_weight=0.3, max_context=64)
+        captured, backend = engine_of(verifier=verifier, target=target, graphs=True, graph_batch_sizes=(size,))
+        added = requests(count, max_new_tokens=24)
+        assert texts(outputs_of(captured, added)) == texts(outputs_of(eager, added))
+        assert any(record.num_live == count and not record.num_prompt_tokens for record in captured.rounds)
+        assert {key.split()[0] for key in captured.execution.captured} <= {f"{size}x1", f"{size}x4"}
+        assert backend.num_dropped == 0
+
+
+def test_recording_between_rounds_disturbs_nothing() -> None:
+    """Other kinds, sizes and widths are recorded while drafts with laws wait for their verification."""
+    added = [*requests(4), *requests(6, temperature=0.4, top_k=5, logprobs=True)[4:]]
+    eager, _ = engine_of(graphs=False)
+    captured, _ = engine_of(graphs=True)
+    expected = outputs_of(eager, added)
+    assert texts(outputs_of(captured, added, before_round=captured.capture)) == texts(expected)
+    assert len(captured.execution.captured) >= 12
+
+
+def test_tensors_of_recordings_never_move() -> None:
+    engine, _ = engine_of(graphs=True)
+    known: set[int] = set()
+
+    def look() -> None:
+        addresses = {tensor.data_ptr() for tensor in engine.recorded_tensors}
+        assert known <= addresses, "a tensor that recordings read has moved"
+        known.update(addresses)
+
+    for params in ({}, {"repetition_penalty": 1.2}, {"temperature": 0.0}, {"top_p": 0.7, "logprobs": True}):
+        outputs_of(engine, requests(4, **params), before_round=look)
+    assert known
+
+
+class Reads(TorchFunctionMode):
+    """Counts calls that bring values of tensors to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in HOST_READS:
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, ["tolist"]), ({"logprobs": True}, ["tolist", "tolist"])])
+def test_captured_round_reads_its_result_in_one_copy(options: dict, expected: list[str]) -> None:
+    engine, _ = engine_of(verifier=GumbelVerifier(), graphs=True)
+    for request in requests(3, min_new_tokens=4, **options):
+        engine.add(request)
+    engine.capture()
+    num_rounds = 0
+    while engine.has_work:
+        with Reads() as reads:
+            record = engine.run_round()
+        if not record.num_prompt_tokens:
+            assert reads.names == expected
+            num_rounds += 1
+    assert num_rounds > 4 and engine.execution.num_captured_rounds == num_rounds
+
+
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(top_k=3, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.1, min_new_tokens=3, logprobs=True),
+)
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "everything"])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize(
+    "verifier", [GreedyVerifier(), GumbelVerifier(), BlockVerifier(), TypicalVerifierConfig().build()]
+)
+@pytest.mark.parametrize("drafter", [NextnConfig(num_draft_tokens=3), NgramConfig(), NoneConfig()])
+def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, params: SamplingParams) -> None:
+    """It runs on tensors that have no values."""
+    target = TableTarget(device=META)
+    setup = DraftSetup(device=META, vocab_size=V, max_batch=2, max_context=96, draft_backend=TableDraft(target))
+    noise = VocabularyNoise(V, device=META)
+    parts = RoundParts(target=target, drafter=drafter.build(setup), verifier=verifier, noise=noise)
+    tables = BlockTables(
+        target.cache_groups, {spec.group_id: 5 for spec in target.cache_groups}, max_rows=2, device=META
+    )
+    asked = [SamplingRequest(params=params, stream=i, tokens=[], num_prompt=0, stop_ids=(3,)) for i in range(2)]
+    sampling = BatchSampling(asked, noise=noise, coupling=verifier.coupling, follows=False)
+    arena = RoundArena(2, width, sink_row=tables.sink_row, device=META)
+    laws_BKV = torch.zeros(2, 3, V, device=META)
+    for has_laws in (False, True):
+        tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
+        result = record_round(parts, tables, tensors)
+        drafts = 4 if isinstance(drafter, NextnConfig) else 0
+        assert result.result_BX.shape == (2, 1 + width + drafts)
+        assert result.result_BX.dtype == torch.int64
+
+
+def test_arena_pads_with_the_sink_row_and_no_position() -> None:
+    arena = RoundArena(3, 4, sink_row=9, device=torch.device("cpu"))
+    addresses = [tensor.data_ptr() for tensor in arena.tensors]
+    arena.stage(())
+    assert arena.rows_B.tolist() == [9, 9, 9]
+    assert set(arena.positions_T.tolist()) == {-1}
+    assert not any(tensor.any() for tensor in (arena.firsts_B, arena.num_drafted_B, arena.remaining_B))
+    assert arena.reqs_T.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert [tensor.data_ptr() for tensor in arena.tensors] == addresses
+
+
+def test_runner_names_what_it_has_not_recorded() -> None:
+    runner: GraphRunner[int] = GraphRunner(torch.device("cpu"))
+    key = GraphKey(2, 4, "sampled")
+    with pytest.raises(MetadataError, match="round 2x4 sampled is not recorded; recorded are: nothing"):
+        runner.replay(key)
+    runner.capture(key, lambda: 5)
+    assert (runner.replay(key), runner.keys) == (5, (key,))
+    with pytest.raises(MetadataError, match="round 1x1 greedy is not recorded; recorded are: 2x4 sampled"):
+        runner.replay(GraphKey(1, 1, "greedy"))
+
+
+class PlainTarget:
+    """A target without forward_packed."""
+
+    def __init__(self) -> None:
+        inner = TableTarget()
+        self.vocab_size, self.max_context, self.device = inner.vocab_size, inner.max_context, inner.device
+        self.cache_groups, self.forward = inner.cache_groups, inner.forward
+
+
+def test_recording_a_target_that_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine.graphs=true cannot work: the target has no forward_packed"):
+        Engine(PlainTarget(), PlainDrafter(), GreedyVerifier(), EngineConfig(graphs=True))
+    engine = Engine(PlainTarget(), PlainDrafter(), GreedyVerifier(), EngineConfig())
+    assert engine.execution.graphs_why == "engine.graphs=null and the target has no forward_packed"
+
+
+def test_recording_under_batch_invariance_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine.batch_invariant"):
+        engine_of(graphs=True, batch_invariant=True, fixed_rows=16)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (5,), (True,)])
+def test_sizes_of_recordings_lie_within_the_batch(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="graph_batch_sizes"):
+        EngineConfig(max_batch=4, graph_batch_sizes=sizes)
+
+
+def test_sizes_default_to_powers_of_two_and_the_batch() -> None:
+    sizes = {n: EngineConfig(max_batch=n).graph_sizes for n in (1, 2, 3, 4, 6, 8)}
+    assert sizes == {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 6: (1, 2, 4, 6), 8: (1, 2, 4, 8)}
+
+
+def test_batch_above_the_sizes_runs_eagerly_and_is_counted() -> None:
+    engine, _ = engine_of(graphs=True, graph_batch_sizes=(2,))
+    outputs_of(engine, requests(4))
+    pure = [record.num_live for record in engine.rounds if not record.num_prompt_tokens]
+    ran = engine.execution
+    assert ran.num_above_sizes == ran.num_eager_rounds == sum(live > 2 for live in pure) > 0
+    assert ran.num_captured_rounds == sum(live <= 2 for live in pure) > 0
