@@ -18,6 +18,7 @@ HEAD_DIM = 512
 ROW_BYTES = 584
 HEADS = (64, 128)
 WIDTH_MULTIPLE = 64
+PREFILL_WIDTH_MULTIPLE = 128
 CAPABILITY = (9, 0)
 
 
@@ -139,10 +140,7 @@ def sparse_decode(
     num_tokens, num_heads, _ = q_THD.shape
     if num_tokens == 0:
         return q_THD
-    padded = min(heads for heads in HEADS if heads >= num_heads)
-    if padded != num_heads:
-        q_THD = torch.nn.functional.pad(q_THD, (0, 0, 0, padded - num_heads))
-        sinks_H = torch.nn.functional.pad(sinks_H, (0, padded - num_heads))
+    q_THD, sinks_H = _pad_heads(q_THD, sinks_H)
     o_T1HD, _ = schedules.calls.flash_mla_with_kvcache(
         q_THD.unsqueeze(1),
         window.view(),
@@ -164,9 +162,61 @@ def sparse_decode(
     return o_T1HD.squeeze(1)[:, :num_heads]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseKeys:
+    """Decoded rows and those of them that each token attends.
+
+    rows_SD     bf16 [S, 512], contiguous; rows that nobody attends are finite too, for they may be multiplied by 0
+    indices_TK  int32 rows, K a multiple of 128; -1 is skipped
+    lens_T      int32 number of leading indices that count
+    """
+
+    rows_SD: torch.Tensor
+    indices_TK: torch.Tensor
+    lens_T: torch.Tensor
+
+
+def sparse_prefill(
+    q_THD: torch.Tensor, keys: DenseKeys, sinks_H: torch.Tensor, *, scale: float, calls: FlashMla
+) -> torch.Tensor:
+    """As ``sparse_decode``, over decoded rows; needs no planning."""
+    _check_queries(q_THD, sinks_H)
+    _check_dense(keys, q_THD.shape[0])
+    num_tokens, num_heads, _ = q_THD.shape
+    if num_tokens == 0:
+        return q_THD
+    q_THD, sinks_H = _pad_heads(q_THD, sinks_H)
+    o_THD, _, _ = calls.flash_mla_sparse_fwd(
+        q_THD.contiguous(),
+        keys.rows_SD.unsqueeze(1),
+        keys.indices_TK.unsqueeze(1),
+        scale,
+        d_v=HEAD_DIM,
+        attn_sink=sinks_H,
+        topk_length=keys.lens_T,
+    )
+    return o_THD[:, :num_heads]
+
+
+def _pad_heads(q_THD: torch.Tensor, sinks_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    num_heads = q_THD.shape[1]
+    more = min(heads for heads in HEADS if heads >= num_heads) - num_heads
+    if more == 0:
+        return q_THD, sinks_H
+    return torch.nn.functional.pad(q_THD, (0, 0, 0, more)), torch.nn.functional.pad(sinks_H, (0, more))
+
+
 def check_call(q_THD: torch.Tensor, window: PagedKeys, extra: PagedKeys | None, sinks_H: torch.Tensor) -> None:
     """Raises UnsupportedError or MetadataError for a call that ``sparse_decode`` must not make."""
-    num_tokens, num_heads, head_dim = q_THD.shape
+    _check_queries(q_THD, sinks_H)
+    num_tokens = q_THD.shape[0]
+    _check_keys("window", window, num_tokens)
+    if extra is not None:
+        _check_keys("extra", extra, num_tokens)
+
+
+def _check_queries(q_THD: torch.Tensor, sinks_H: torch.Tensor) -> None:
+    _, num_heads, head_dim = q_THD.shape
     if head_dim != HEAD_DIM:
         raise UnsupportedError(f"FlashMLA needs head_dim {HEAD_DIM}, got {head_dim} (conf: target)")
     if num_heads > HEADS[-1]:
@@ -175,9 +225,6 @@ def check_call(q_THD: torch.Tensor, window: PagedKeys, extra: PagedKeys | None, 
         raise UnsupportedError(f"FlashMLA needs contiguous bf16 queries, got {q_THD.dtype} (conf: engine.dtype)")
     if sinks_H.dtype != torch.float32 or sinks_H.shape != (num_heads,) or not sinks_H.is_contiguous():
         raise MetadataError(f"sinks must be float32 [{num_heads}], got {sinks_H.dtype} {list(sinks_H.shape)}")
-    _check_keys("window", window, num_tokens)
-    if extra is not None:
-        _check_keys("extra", extra, num_tokens)
 
 
 def _check_keys(name: str, keys: PagedKeys, num_tokens: int) -> None:
@@ -187,9 +234,21 @@ def _check_keys(name: str, keys: PagedKeys, num_tokens: int) -> None:
             f"FlashMLA needs {name} rows of {ROW_BYTES} bytes, got {keys.row_bytes} in pages of {page_bytes} bytes of "
             f"{keys.buffer.dtype} (conf: target.cache_dtype)"
         )
-    slots, lens = keys.slots_TK, keys.lens_T
-    if slots.shape[-1] % WIDTH_MULTIPLE or slots.shape[-1] == 0:
-        raise MetadataError(f"the width of {name} slots must be a multiple of {WIDTH_MULTIPLE}, got {slots.shape[-1]}")
+    _check_lists(name, keys.slots_TK, keys.lens_T, num_tokens, WIDTH_MULTIPLE)
+
+
+def _check_dense(keys: DenseKeys, num_tokens: int) -> None:
+    rows_SD = keys.rows_SD
+    if rows_SD.dtype != torch.bfloat16 or rows_SD.shape[1:] != (HEAD_DIM,) or not rows_SD.is_contiguous():
+        raise UnsupportedError(
+            f"FlashMLA's prefill needs contiguous bf16 rows of {HEAD_DIM}, got {rows_SD.dtype} {list(rows_SD.shape)}"
+        )
+    _check_lists("row", keys.indices_TK, keys.lens_T, num_tokens, PREFILL_WIDTH_MULTIPLE)
+
+
+def _check_lists(name: str, slots: torch.Tensor, lens: torch.Tensor, num_tokens: int, multiple: int) -> None:
+    if slots.shape[-1] % multiple or slots.shape[-1] == 0:
+        raise MetadataError(f"the width of {name} slots must be a multiple of {multiple}, got {slots.shape[-1]}")
     if slots.shape[:-1] != (num_tokens,) or lens.shape != (num_tokens,):
         raise MetadataError(
             f"{name} slots and lengths must have one row per token ({num_tokens}), got "

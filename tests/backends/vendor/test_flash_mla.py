@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from backends.deepseek_v4.rows.choose import kv_rows
-from backends.vendor.flash_mla import FlashMla, PagedKeys, StepSchedules, check_device, sparse_decode
+from backends.vendor.flash_mla import (
+    DenseKeys,
+    FlashMla,
+    PagedKeys,
+    StepSchedules,
+    check_device,
+    sparse_decode,
+    sparse_prefill,
+)
 from specdec.errors import MetadataError, UnsupportedError
 
 
@@ -16,12 +24,16 @@ class Recorder:
         self.calls = FlashMla(
             get_mla_metadata=lambda: (object(), None),
             flash_mla_with_kvcache=self.decode,
-            flash_mla_sparse_fwd=print,
+            flash_mla_sparse_fwd=self.prefill,
         )
 
     def decode(self, q, k_cache, **options):
         self.seen.append({"q": q, "k_cache": k_cache, **options})
         return torch.ones_like(q), None
+
+    def prefill(self, q, kv, indices, sm_scale, **options):
+        self.seen.append({"q": q, "kv": kv, "indices": indices, "sm_scale": sm_scale, **options})
+        return torch.ones_like(q), None, None
 
 
 def paged(num_tokens=2, width=64, rows_per_page=64, **changes) -> PagedKeys:
@@ -114,3 +126,41 @@ def test_no_token_makes_no_call():
     schedules = StepSchedules(calls=recorder.calls)
     out = sparse_decode(q, paged(num_tokens=0), None, torch.ones(4), scale=1.0, schedules=schedules)
     assert out.shape == (0, 4, 512) and recorder.seen == []
+
+
+def dense(num_tokens=2, width=128, **changes) -> DenseKeys:
+    given = {
+        "rows_SD": torch.zeros(10, 512, dtype=torch.bfloat16),
+        "indices_TK": torch.zeros(num_tokens, width, dtype=torch.int32),
+        "lens_T": torch.ones(num_tokens, dtype=torch.int32),
+    }
+    return DenseKeys(**{**given, **changes})
+
+
+def test_prefill_passes_one_key_head_and_padded_query_heads():
+    recorder, keys = Recorder(), dense()
+    q = torch.randn(2, 4, 512).bfloat16()
+    out = sparse_prefill(q, keys, torch.ones(4), scale=0.5, calls=recorder.calls)
+    seen = recorder.seen[0]
+    assert out.shape == (2, 4, 512)
+    assert seen["q"].shape == (2, 64, 512) and seen["attn_sink"].shape == (64,)
+    assert seen["kv"].shape == (10, 1, 512) and seen["indices"].shape == (2, 1, 128)
+    assert seen["topk_length"] is keys.lens_T and (seen["sm_scale"], seen["d_v"]) == (0.5, 512)
+    nothing = sparse_prefill(q[:0], dense(num_tokens=0), torch.ones(4), scale=0.5, calls=recorder.calls)
+    assert nothing.shape == (0, 4, 512) and len(recorder.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (dense(width=64), MetadataError, "row slots must be a multiple of 128, got 64"),
+        (dense(num_tokens=3), MetadataError, "one row per token"),
+        (dense(rows_SD=torch.zeros(10, 512)), UnsupportedError, "contiguous bf16 rows of 512, got torch.float32"),
+        (dense(rows_SD=torch.zeros(10, 256).bfloat16()), UnsupportedError, "contiguous bf16 rows of 512"),
+    ],
+)
+def test_prefill_refuses_what_would_fault_or_mislead(keys, error, message):
+    recorder = Recorder()
+    with pytest.raises(error, match=message):
+        sparse_prefill(torch.zeros(2, 4, 512).bfloat16(), keys, torch.ones(4), scale=1.0, calls=recorder.calls)
+    assert recorder.seen == []
