@@ -211,7 +211,7 @@ class RunFolder:
 
 
 def _check_own(folder: Path) -> None:
-    """Raise ForeignFilesError for files of a run's names in a folder without a ``status.json``, which a run has first."""
+    """Raise ForeignFilesError for files of a run's names in a folder without a ``status.json``."""
     if (folder / STATUS).exists():
         return
     named = [folder / name for name in (CONFIG, ENVIRONMENT, STEPS, OUTPUTS, SUMMARY, PARQUET)]

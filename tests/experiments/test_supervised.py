@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+from experiments import schemas
 from experiments.app import CONF
 from experiments.run_folder import Status, failure_of, read_json, status_of
+from experiments.supervised import Supervisor, Task
 
 Command = Callable[..., int]
 SWEEP = ("-m", "+experiment=smoke", "workload.limit=1", "sampling.max_new_tokens=4", "engine.repeats=1")
@@ -171,22 +175,35 @@ def test_interrupt_of_the_sweep_alone_reaches_its_worker(
     assert failure_of(folder) == "interrupted"
 
 
-def test_worker_ends_and_says_so_when_its_sweep_is_killed(
-    tmp_path: Path, slow_sweep: tuple[subprocess.Popen, int]
-) -> None:
-    process, worker = slow_sweep
-    process.kill()
-    process.communicate(timeout=30)
-    until(lambda: not alive(worker))
-    assert failure_of(by_mood(tmp_path)["slow"]) == "interrupted"
+ONE_TASK = """
+import json
+import sys
+from pathlib import Path
+
+from experiments.supervised import Supervisor, Task
+
+config = json.loads(sys.argv[1])
+Supervisor().run(Task(config=config, folder=Path("run").resolve(), shared_baselines=None, cwd=Path.cwd()))
+"""
+
+
+def test_worker_ends_and_says_so_when_its_sweep_is_killed(tmp_path: Path, guest: tuple[str, ...]) -> None:
+    config = composed(*guest, "+drafter.params.mood=slow", "baseline=off")
+    process = subprocess.Popen([sys.executable, "-c", ONE_TASK, json.dumps(config)], cwd=tmp_path)
+    marker = tmp_path / "slow"
+    try:
+        until(lambda: marker.exists() and marker.read_text(encoding="utf-8").isdigit())
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not alive(int(marker.read_text(encoding="utf-8"))))
+    assert failure_of(tmp_path / "run") == "interrupted"
 
 
 def test_worker_killed_between_two_jobs_is_replaced(tmp_path: Path) -> None:
     """Nothing was running, so nothing failed."""
-    from experiments.supervised import Supervisor, Task
-
     supervisor = Supervisor()
-    config = toy_config()
+    config = composed("target=toy", "drafter=ngram")
     pids = []
     for name in ("one", "two"):
         supervisor.run(Task(config=config, folder=tmp_path / name, shared_baselines=None, cwd=tmp_path))
@@ -198,16 +215,12 @@ def test_worker_killed_between_two_jobs_is_replaced(tmp_path: Path) -> None:
     assert {status_of(tmp_path / name) for name in ("one", "two")} == {Status.DONE}
 
 
-def toy_config() -> dict:
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from experiments import schemas
-
+def composed(*overrides: str) -> dict:
+    """A configuration as plain values."""
     schemas.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=["target=toy", "drafter=ngram", *SWEEP[1:], "engine.threads=1"])
-    return json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
+        config = compose("config", overrides=[*SWEEP[1:], *overrides, "engine.threads=1"])
+    return OmegaConf.to_container(config, resolve=True)
 
 
 def until(holds: Callable[[], bool], *, within_s: float = 40.0) -> None:
