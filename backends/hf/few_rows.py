@@ -11,6 +11,12 @@ from torch import nn
 FEWEST, MOST = 2, 8
 
 
+def few_rows_product(rows_RX: torch.Tensor, weight_YX: torch.Tensor) -> torch.Tensor:
+    """``rows_RX @ weight_YX.T``, [R, Y]; for few float32 rows on a CPU with strides that are not those of rows."""
+    is_few = FEWEST <= len(rows_RX) <= MOST and rows_RX.dtype == torch.float32 and rows_RX.device.type == "cpu"
+    return (weight_YX @ rows_RX.T).T if is_few else nn.functional.linear(rows_RX, weight_YX)
+
+
 class FewRowsLinear(nn.Module):
     """The same weights as the linear layer that it stands for, and the same result but for rounding."""
 
@@ -24,7 +30,7 @@ class FewRowsLinear(nn.Module):
         num_rows = input.numel() // self.in_features
         if not FEWEST <= num_rows <= MOST:
             return nn.functional.linear(input, self.weight, self.bias)
-        product = (self.weight @ input.reshape(num_rows, self.in_features).T).T.contiguous()
+        product = few_rows_product(input.reshape(num_rows, self.in_features), self.weight).contiguous()
         if self.bias is not None:
             product += self.bias
         return product.view(*input.shape[:-1], self.out_features)

@@ -45,7 +45,7 @@ def load_model(
     model = _pretrained(folder, dtype) if file is None else load_gguf(file, dtype=dtype)
     model = model.to(device)
     use_few_rows(model)
-    causal = CausalModel(model, max_context=max_context)
+    causal = CausalModel(model, max_context=max_context, lean=not recompute)
     check_family(causal)
     if not recompute:
         check_rollback(causal)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from backends.hf.cache import RowCache
+from backends.hf.lean_llama import LeanLlama, is_lean
 from backends.hf.placement import Placement
 from specdec.api import LAST_LAYER
 from specdec.checks import integer
@@ -33,11 +34,12 @@ class CausalModel:
     """Holds the model and what its ``forward`` takes.
 
     max_context  most tokens of a request; None: what the model's configuration says
+    lean         whether a model that ``LeanLlama`` stands for is run by it where there is a cache
 
     Raises ConfigError when neither says how long a text may be.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_context: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, *, max_context: int | None = None, lean: bool = False) -> None:
         self.model = model.eval()
         self.name = type(model).__name__
         self.config = model.config.get_text_config(decoder=True)
@@ -51,6 +53,7 @@ class CausalModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_mask = "attention_mask" in parameters
         self._takes_columns = "logits_to_keep" in parameters
+        self._lean = LeanLlama(model) if lean and is_lean(model) else None
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
 
     @property
@@ -73,7 +76,12 @@ class CausalModel:
     ) -> ModelOutput:
         """One call over ``cache``; logits of ``columns`` (of every request of the call)."""
         assert self._cache_name is not None, "only models with a cache are called with one"
+        self.check_layers(hidden_layers)
         cache.announce(placement)
+        if self._lean is not None:
+            entries = _state_entries(hidden_layers)
+            logits_BCV, states = self._lean(placement, cache, columns=columns, wanted_states=entries)
+            return ModelOutput(logits_BCV=logits_BCV, hidden_BQD=torch.cat(states, dim=-1) if states else None)
         arguments: dict[str, object] = {
             "input_ids": placement.ids_BQ,
             "attention_mask": placement.mask_B1QW,
@@ -89,6 +97,7 @@ class CausalModel:
         self, ids_BQ: torch.Tensor, *, columns: Sequence[int], hidden_layers: Sequence[int] = ()
     ) -> ModelOutput:
         """Whole texts of one length from their beginning, as the model itself runs them."""
+        self.check_layers(hidden_layers)
         arguments: dict[str, object] = {"input_ids": ids_BQ, "use_cache": False}
         if self._takes_mask:
             # Nothing is padding, whatever ids the text has.
@@ -98,7 +107,6 @@ class CausalModel:
     def _call(
         self, arguments: dict[str, object], *, columns: Sequence[int], hidden_layers: Sequence[int]
     ) -> ModelOutput:
-        self.check_layers(hidden_layers)
         columns_C = torch.tensor(columns, dtype=torch.int64, device=self.device)
         if self._takes_columns:
             arguments["logits_to_keep"] = columns_C
@@ -108,9 +116,8 @@ class CausalModel:
         logits_BCV = output.logits if self._takes_columns else output.logits[:, columns_C]
         hidden_BQD = None
         if hidden_layers:
-            # Entry 0 is the embedding; the last entry has gone through the final norm.
-            indices = [LAST_LAYER if layer == LAST_LAYER else layer + 1 for layer in hidden_layers]
-            hidden_BQD = torch.cat([output.hidden_states[index] for index in indices], dim=-1)
+            states = [output.hidden_states[entry] for entry in _state_entries(hidden_layers)]
+            hidden_BQD = torch.cat(states, dim=-1)
         return ModelOutput(logits_BCV=logits_BCV, hidden_BQD=hidden_BQD)
 
     def _context(self, asked: int | None) -> int:
@@ -127,3 +134,8 @@ class CausalModel:
         if asked is None:
             return allowed
         return integer("max_context", asked, low=2, high=allowed, where="target.params.max_context")
+
+
+def _state_entries(hidden_layers: Sequence[int]) -> list[int]:
+    """Entries of transformers' hidden states: 0 is the embedding, the last one has gone through the final norm."""
+    return [LAST_LAYER if layer == LAST_LAYER else layer + 1 for layer in hidden_layers]

@@ -68,7 +68,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 def make_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> CausalModel:
     """A model whose logits are far from flat and depend on the whole text."""
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    lean = family == "lean_llama"
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama" if lean else family]())
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "A_log" in name or name.endswith(".D") or "dt_proj" in name:
@@ -77,7 +78,7 @@ def make_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
         is_norm = parameter.dim() == 1 and "bias" not in name
         scale = 2.0 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
         parameter.data = noise * scale + (1.0 if is_norm else 0.0)
-    return CausalModel(model.to(dtype), max_context=CONTEXT)
+    return CausalModel(model.to(dtype), max_context=CONTEXT, lean=lean)
 
 
 class ComparedTarget:

@@ -22,7 +22,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "gpt_neox", "gemma", "mistral"])
+@pytest.mark.parametrize("family", ["lean_llama", "llama", "gpt2", "qwen2", "qwen3", "gpt_neox", "gemma", "mistral"])
 def test_full_attention_goes_back(tiny, family) -> None:
     model = tiny(family)
     use_few_rows(model.model)

@@ -19,7 +19,7 @@ from specdec.testing import PlainDrafter, WatchedDrafter
 from specdec.verifiers import GreedyVerifier, GumbelVerifier
 
 VOCABULARY = 29
-DECODER_FAMILIES = ("llama", "gpt2", "qwen2", "qwen3", "gpt_neox", "gemma", "mistral")
+DECODER_FAMILIES = ("lean_llama", "llama", "gpt2", "qwen2", "qwen3", "gpt_neox", "gemma", "mistral")
 HYPOTHESIS = settings(
     deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -81,7 +81,7 @@ def test_logits_are_those_without_a_cache(
 
 @pytest.mark.parametrize("verifier", [GreedyVerifier(), GumbelVerifier()], ids=lambda v: v.name)
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["lean_llama", "gpt2"])
 def test_drafts_do_not_change_the_text(tiny, decoded, family, kind, verifier) -> None:
     model, draft_model = tiny(family), tiny("llama", seed=1)
     temperature = 0.0 if verifier.name == "greedy" else 0.9
@@ -121,8 +121,9 @@ def test_fixed_shapes_give_the_same_bits_whatever_shares_a_pass(tiny, decoded, d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fixed_shapes_make_a_row_a_function_of_its_text(tiny, dtype) -> None:
-    model = tiny("llama", dtype=dtype)
+@pytest.mark.parametrize("family", ["llama", "lean_llama"])
+def test_fixed_shapes_make_a_row_a_function_of_its_text(tiny, family, dtype) -> None:
+    model = tiny(family, dtype=dtype)
     tokens = torch.randint(1, VOCABULARY, (90,))
     found = []
     for widths in ([1] * 90, [8] * 11 + [2], [3] * 30):
@@ -150,7 +151,7 @@ def test_recompute_serves_models_that_cannot_go_back(tiny, decoded, family) -> N
     assert ids(decoded(target, drafter, GreedyVerifier(), config, requests)) == ids(plain)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "lean_llama", "gpt2"])
 def test_hidden_states_are_those_of_the_asked_layers_in_packed_order(tiny, family) -> None:
     model = tiny(family)
     target = HfTarget(model, HfPassConfig(max_rows=3))
