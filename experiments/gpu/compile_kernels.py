@@ -24,10 +24,9 @@ from triton.runtime.jit import JITFunction
 
 from backends.deepseek_v4.config import DeepseekV4Config
 from backends.deepseek_v4.kernels import Kernels
-from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
 from backends.deepseek_v4.stored_weight import WeightFormat
 from experiments.gpu.models import FLASH_WIDTH
-from experiments.gpu.op_calls import OpSetting, Storage, run_ops
+from experiments.gpu.op_calls import OpSetting, Storage, run_ops, run_others
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT = 227 * 1024
@@ -171,8 +170,7 @@ def compile_kernels(points: Sequence[tuple[Storage, int, int]]) -> list[Compiled
                 device=torch.device("meta"),
             )
             run_ops(setting, Kernels.TRITON)
-            heads = setting.floats(num_tokens, config.num_attention_heads, config.head_dim, dtype=storage.dtype)
-            unrotate(heads, setting.floats(num_tokens, 2, config.qk_rope_head_dim // 2))
+            run_others(setting)
     return launches.compiled()
 
 

@@ -1,4 +1,4 @@
-"""Every operator of a packed pass called as a pass calls it, over random weights and caches of any sizes.
+"""Every operator called as a packed pass calls it, over random weights and caches of any sizes.
 
 No model is built. On the device ``meta`` nothing is computed either: only what is launched counts then.
 """
@@ -16,10 +16,13 @@ from backends.deepseek_v4.fused.weights import LayerWeights, MixWeights
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.ops.experts.values import ExpertWeights
 from backends.deepseek_v4.ops.finish_inputs.values import CompressorInputs, LayerInputs
+from backends.deepseek_v4.ops.gather_rows import gather_rows
 from backends.deepseek_v4.ops.hyper import mix_dots, mix_head
 from backends.deepseek_v4.ops.join_streams import join_streams
 from backends.deepseek_v4.ops.linear import linear
 from backends.deepseek_v4.ops.norm_rows import norm_rows
+from backends.deepseek_v4.ops.sinkhorn import kernel as sinkhorn
+from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
 from backends.deepseek_v4.pass_values import IndexShape
 from backends.deepseek_v4.passes import target_layout
 from backends.deepseek_v4.pool import CachePool
@@ -235,3 +238,21 @@ def _entered_streams(setting: OpSetting, kernels: Kernels) -> torch.Tensor:
     rows = [setting.floats(setting.num_tokens * times, hidden, dtype=dtype) for times in (num_streams, 1)]
     parts = [linear(norm_rows(x, setting.floats(hidden), eps, kernels=kernels), weight, kernels=kernels) for x in rows]
     return join_streams(*parts, num_streams=num_streams, dtype=dtype, kernels=kernels)
+
+
+def run_others(setting: OpSetting) -> tuple[torch.Tensor, ...]:
+    """Kernels that no pass of ``Kernels.TRITON`` launches: what surrounds FlashMLA, and the Sinkhorn of training.
+
+    Results: decoded cache rows, attention results turned back, gradients.
+    """
+    config, storage, num_tokens = setting.config, setting.storage, setting.num_tokens
+    rows = target_layout(config, cache_dtype=storage.cache_dtype, indexer_dtype=storage.indexer_dtype).swa_rows
+    buffer = rows.allocate(2, setting.device)
+    slots_X = torch.arange(-1, 2 * rows.rows_per_page, dtype=torch.int32, device=setting.device)
+    decoded_XD = gather_rows(buffer, rows, slots_X, dtype=storage.dtype, kernels=Kernels.TRITON)
+    o_THD = setting.floats(num_tokens, config.num_attention_heads, config.head_dim, dtype=storage.dtype)
+    turned_TX = unrotate(o_THD, setting.floats(num_tokens, 2, config.qk_rope_head_dim // 2))
+    rounds, eps = config.hc_sinkhorn_iters, config.hc_eps
+    logits_TSS = setting.floats(num_tokens, config.hc_mult, config.hc_mult)
+    comb_TSS, sums = sinkhorn.forward(logits_TSS, rounds, eps)
+    return decoded_XD, turned_TX, sinkhorn.backward(torch.ones_like(comb_TSS), comb_TSS, sums, rounds, eps)

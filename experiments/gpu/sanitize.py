@@ -21,7 +21,7 @@ from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.stored_weight import WeightFormat
 from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH
-from experiments.gpu.op_calls import OpSetting, Storage, run_ops
+from experiments.gpu.op_calls import OpSetting, Storage, run_ops, run_others
 
 # Head and cache row sizes are V4's, because row formats and FlashMLA allow no others; the rest is small and odd.
 SMALL: Mapping[str, object] = {
@@ -70,8 +70,9 @@ def main() -> int:
         if storage.cache_dtype == "fp8" and is_available(device):
             choices.append(Kernels.FLASH_MLA)
         for kernels in choices:
-            logits_TV = run_ops(setting_of(storage, num_tokens, device), kernels)
-            is_finite = bool(logits_TV.isfinite().all())
+            setting = setting_of(storage, num_tokens, device)
+            results = (run_ops(setting, kernels), *run_others(setting))
+            is_finite = all(bool(result.isfinite().all()) for result in results)
             failed += not is_finite
             state = "finite" if is_finite else "NOT FINITE"
             print(f"{kernels.value}, {storage.cache_dtype} rows, {num_tokens} tokens: {state}", flush=True)

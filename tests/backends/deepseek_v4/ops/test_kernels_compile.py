@@ -42,9 +42,9 @@ def test_no_tuned_kernel_spills_registers(kernels):
 @pytest.mark.parametrize(
     "operator",
     [
-        "compress", "experts", "finish_inputs", "finish_queries", "hyper", "index_queries", "index_scores",
-        "join_streams", "linear", "norm_rows", "pass_angles", "pass_indices", "route", "select_rows",
-        "sparse_attention",
+        "compress", "experts", "finish_inputs", "finish_queries", "gather_rows", "hyper", "index_queries",
+        "index_scores", "join_streams", "linear", "norm_rows", "pass_angles", "pass_indices", "route", "select_rows",
+        "sinkhorn", "sparse_attention",
     ],
 )  # fmt: skip
 def test_every_operator_is_among_the_kernels(kernels, operator):
