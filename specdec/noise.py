@@ -58,14 +58,17 @@ def uniforms(keys: torch.Tensor) -> torch.Tensor:
 
 
 class VocabularyNoise:
-    """Exponential noise over a vocabulary; holds one mixed word per vocabulary id because every draw reads them."""
+    """Exponential noise over a vocabulary.
+
+    words_V  int64 mixed word of every vocabulary id, held because every draw reads them
+    """
 
     def __init__(self, vocab_size: int, *, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         words_V = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GAMMA
         words_V = (words_V ^ (words_V >> 30)) * _MIX_A
-        self._words_V = (words_V ^ (words_V >> 27)) * _MIX_B
+        self.words_V = (words_V ^ (words_V >> 27)) * _MIX_B
 
     def exponentials(self, keys: torch.Tensor) -> torch.Tensor:
         """Independent standard exponentials, float32 [..., V], for int64 ``keys`` [...]; finite and above 0."""
@@ -81,7 +84,7 @@ class VocabularyNoise:
 
     def _negative_exponentials(self, keys: torch.Tensor) -> torch.Tensor:
         """``log1p(-v)`` with v in (0, 1): small values, which win a race, keep full relative precision."""
-        x = keys.unsqueeze(-1) ^ self._words_V
+        x = keys.unsqueeze(-1) ^ self.words_V
         x.mul_(_MIX_A)
         x.bitwise_xor_(x >> 32)
         # Setting the sign bit leaves 63 random bits as a negative number; no shift and no negation is needed.

@@ -9,6 +9,7 @@ from specdec.api import Coupling, Draft
 from specdec.errors import UnsupportedError
 from specdec.filters import Filters, num_sorted
 from specdec.noise import Salt, VocabularyNoise, row_keys, uniforms
+from specdec.ops.choose import choose
 from specdec.penalties import Penalties
 from specdec.sampling_params import SamplingParams
 
@@ -102,6 +103,7 @@ class BatchSampling:
         self._follows = follows
         self.all_greedy = variant.all_greedy
         self._any_greedy = variant.any_greedy
+        self._is_plain = variant.num_sorted is None and not (variant.penalties or variant.minimum)
         self._streams_B1 = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device).view(-1, 1)
         self._greedy_B11 = torch.tensor([p.greedy for p in params], device=device).view(-1, 1, 1)
         inverse = [1.0 if p.greedy else max(1.0 / p.temperature, _SMALLEST_INVERSE) for p in params]
@@ -148,6 +150,18 @@ class BatchSampling:
         if self._penalties is not None:
             self._penalties.mark_counted()
 
+    def _choose_plain(self, logits_BNV: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+        """``choose`` without penalties, minimum length and filters, fused; may differ from it at near ties."""
+        self._check_vocabulary(logits_BNV)
+        return choose(
+            logits_BNV,
+            positions_B,
+            streams_B=self._streams_B1.view(-1),
+            inverse_temperature_B=self._inverse_temperature_B11.view(-1),
+            greedy_B=self._greedy_B11.view(-1),
+            noise=self._noise,
+        )
+
     def drafting(self, lengths_B: torch.Tensor) -> "DraftingView":
         """How a drafter samples when ``lengths_B`` (int64) tokens of each request are known."""
         return DraftingView(self, lengths_B)
@@ -160,12 +174,7 @@ class BatchSampling:
         Row j predicts position ``positions_B + j`` and comes after the drafted tokens d1..dj. Raises
         UnsupportedError for logits over another vocabulary.
         """
-        if logits_BNV.shape[-1] != self._noise.vocab_size:
-            raise UnsupportedError(
-                f"logits cover {logits_BNV.shape[-1]} tokens and the target's vocabulary has "
-                f"{self._noise.vocab_size}; a drafter with another vocabulary maps its logits to target ids, "
-                f"-inf elsewhere"
-            )
+        self._check_vocabulary(logits_BNV)
         out_BNV = logits_BNV.float()
         if self._penalties is not None:
             if self._follows:
@@ -197,6 +206,8 @@ class BatchSampling:
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
     ) -> torch.Tensor:
         """Each row's own token under position-keyed noise, int64 [B, N]: what plain decoding would have drawn."""
+        if self._is_plain and logits_BNV.is_cuda:
+            return self._choose_plain(logits_BNV, positions_B)
         if self.all_greedy:
             return self.adjust(logits_BNV, drafted_BK, positions_B).argmax(dim=-1)
         law_BNV = self.law(logits_BNV, drafted_BK, positions_B)
@@ -215,6 +226,8 @@ class BatchSampling:
         Penalties count known tokens only, not the drafted tokens before this one: a drafter's law is its own affair.
         """
         logits_BNV = logits_BV.unsqueeze(1)
+        if self.all_greedy and self._is_plain and logits_BV.is_cuda:
+            return Draft(tokens_B=self._choose_plain(logits_BNV, positions_B).squeeze(1))
         if greedy or self.all_greedy or self._coupling is Coupling.GREEDY:
             return Draft(tokens_B=self.adjust(logits_BNV, None, positions_B).argmax(dim=-1).squeeze(1))
         if self._coupling is Coupling.SHARED:
@@ -252,6 +265,14 @@ class BatchSampling:
         """
         scores_BNV = self._soften(self.adjust(logits_BNV, drafted_BK, positions_B))
         return scores_BNV.log_softmax(dim=-1).gather(-1, tokens_BN.unsqueeze(-1)).squeeze(-1)
+
+    def _check_vocabulary(self, logits_BNV: torch.Tensor) -> None:
+        if logits_BNV.shape[-1] != self._noise.vocab_size:
+            raise UnsupportedError(
+                f"logits cover {logits_BNV.shape[-1]} tokens and the target's vocabulary has "
+                f"{self._noise.vocab_size}; a drafter with another vocabulary maps its logits to target ids, "
+                f"-inf elsewhere"
+            )
 
     def _keys(self, positions_B: torch.Tensor, width: int, salt: Salt) -> torch.Tensor:
         """int64 [B, width] noise keys of consecutive positions."""

@@ -36,6 +36,7 @@ KERNEL_PLACES = (
     "backends/deepseek_v4/ops/",
     "backends/deepseek_v4/rows/",
     "backends/vendor/",
+    "specdec/ops/",
 )
 
 
@@ -112,6 +113,7 @@ def test_imports_follow_the_direction_of_the_packages() -> None:
         ("backends/nextn/backend.py", "specdec.sampling"),
         ("backends/deepseek_v4/model.py", "backends.nextn.model"),
         ("backends/deepseek_v4/model.py", "triton"),
+        ("specdec/sampling.py", "triton"),
         ("specdec/engine.py", ".api"),
     ],
 )
@@ -125,6 +127,7 @@ def test_imports_against_the_direction_are_refused(path: str, module: str) -> No
         ("specdec/engine.py", "specdec.scheduler"),
         ("backends/nextn/backend.py", "backends.deepseek_v4.model"),
         ("backends/deepseek_v4/ops/gather/kernel.py", "triton"),
+        ("specdec/ops/choose/kernel.py", "triton"),
         ("drafters/nextn.py", "specdec.api"),
         ("experiments/run.py", "hydra"),
         ("tests/drafters/test_nextn.py", "backends.nextn.backend"),
