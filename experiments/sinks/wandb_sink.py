@@ -1,5 +1,6 @@
 """WandbSink: Weights & Biases, offline unless asked; what is offline lies in the run folder until ``wandb sync``."""
 
+import os
 from dataclasses import dataclass, replace
 
 from experiments.sinks.record import Record
@@ -32,6 +33,8 @@ class WandbSink:
 
     def publish(self, record: Record) -> None:
         """One run: scalars, tables and the report; group is the sweep, name the run key."""
+        # Without it wandb asks its server about the key before it looks at ``mode``, offline too.
+        os.environ["WANDB_MODE"] = self.mode
         import wandb
 
         run = wandb.init(
