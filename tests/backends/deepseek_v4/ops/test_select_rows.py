@@ -5,11 +5,13 @@ import torch
 
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.kernels import Kernels
-from backends.deepseek_v4.ops.select_rows import select_rows
+from backends.deepseek_v4.ops.select_rows import kernel, select_rows
 from backends.deepseek_v4.pass_values import PassIndices, SlotList
 from specdec.api import GroupTable
 
-BOTH = pytest.mark.parametrize("kernels", [Kernels.REFERENCE, pytest.param(Kernels.TRITON, marks=pytest.mark.interpreter)])
+BOTH = pytest.mark.parametrize(
+    "kernels", [Kernels.REFERENCE, pytest.param(Kernels.TRITON, marks=pytest.mark.interpreter)]
+)
 
 
 def indices_of(visible, device="cpu") -> PassIndices:
@@ -107,6 +109,25 @@ def test_no_token(kernels):
 
 
 @pytest.mark.interpreter
+@pytest.mark.usefixtures("nan_empty")
+@pytest.mark.parametrize(("columns", "visible"), [(600, [600, 20, 21, 257, 0]), (129, [129, 128, 64, 65])])
+def test_many_columns_are_narrowed_block_by_block(columns, visible):
+    scores, table = scores_of(len(visible), columns), table_of(75)
+    for t, seen in enumerate(visible):
+        scores[t, seen:] = float("nan")
+    found = kernel.select_rows(scores, indices_of(visible), table, 8, topk=20, block=64)
+    check(found, oracle(scores, visible, table, 8, 20), 64)
+
+
+@pytest.mark.interpreter
+def test_equal_scores_in_many_blocks_give_the_first_rows():
+    scores, table = torch.full((2, 600), -1.5), table_of(75)
+    scores[1, 300:310] = 2.0
+    found = kernel.select_rows(scores, indices_of([600, 500]), table, 8, topk=20, block=64)
+    check(found, oracle(scores, [600, 500], table, 8, 20), 64)
+
+
+@pytest.mark.interpreter
 def test_more_columns_than_a_block():
     visible, columns = [9000, 4097], 9001
     scores, table = scores_of(2, columns), table_of(141)
@@ -117,9 +138,12 @@ def test_more_columns_than_a_block():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("columns", "visible"), [(2048, [2048, 513, 512, 700, 0]), (20000, [20000, 4097, 90])])
+@pytest.mark.parametrize(
+    ("columns", "visible"),
+    [(2048, [2048, 513, 512, 700, 0]), (20000, [20000, 4097, 90]), (262144, [262144, 5000, 512, 100001])],
+)
 def test_gpu_kernel_equals_the_oracle(columns, visible):
-    scores, table = scores_of(len(visible), columns), table_of(313)
+    scores, table = scores_of(len(visible), columns), table_of(4096)
     for t, seen in enumerate(visible):
         scores[t, seen:] = float("nan")
     on_gpu = GroupTable(pages_BC=table.pages_BC.cuda())
