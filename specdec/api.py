@@ -17,13 +17,22 @@ positions in the caches: its newest token is fed by the next pass.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from specdec.cache.spec import CacheGroupSpec
+from specdec.draft_tree import ROOT, DraftTree
 from specdec.layout import ForwardMode, RoundLayout
+from specdec.sampling_types import (
+    Coupling,
+    Draft,
+    SamplingView,
+    SiblingDraws,
+    Siblings,
+    TargetSampling,
+    TreeRows,
+)
 
 __all__ = [
     "CacheGroupSpec",
@@ -32,6 +41,7 @@ __all__ = [
     "DraftBackend",
     "DraftInput",
     "DraftSetup",
+    "DraftTree",
     "Drafter",
     "DrafterConfig",
     "DrafterNeeds",
@@ -42,30 +52,23 @@ __all__ = [
     "LAST_LAYER",
     "PackedPass",
     "Proposal",
+    "ROOT",
     "RoundLayout",
     "SamplingView",
+    "SiblingDraws",
+    "Siblings",
     "Tables",
     "Target",
     "TargetOutput",
     "TargetSampling",
+    "TreeRows",
+    "TreeTarget",
+    "TreeVerifier",
     "Verdict",
     "Verifier",
 ]
 
 LAST_LAYER = -1
-
-
-class Coupling(Enum):
-    """How the random numbers of draft and target relate; declared by the verifier.
-
-    GREEDY       no randomness: the draft is its argmax
-    SHARED       the draft samples with the target's own position-keyed noise (gumbel verifier)
-    INDEPENDENT  the draft samples from its own stream and reports its distribution (rejection verifier)
-    """
-
-    GREEDY = "greedy"
-    SHARED = "shared"
-    INDEPENDENT = "independent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +81,15 @@ class DrafterNeeds:
     draft_backend  whether it runs a model with its own buffers under the target's page ids
     capturable     whether ``propose`` is made of device operations only, decided by ``wanted_B`` and ``max_draft_B``
                    as constants, so that a captured round may record it; then it reads ``limits_B`` for the rest
+    trees          whether it may propose trees; then target and verifier must take them, and no round is captured
+                   that verifies one
     """
 
     hidden_layers: tuple[int, ...] = ()
     history: bool = False
     draft_backend: bool = False
     capturable: bool = False
+    trees: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,83 +124,23 @@ class PackedPass:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
-    """Tokens drawn for one draft step and, when the draw was random, the distribution they came from.
-
-    tokens_B  int64
-    probs_BV  float32, the exact law of ``tokens_B``; None for a deterministic choice (a point mass)
-    """
-
-    tokens_B: torch.Tensor
-    probs_BV: torch.Tensor | None = None
-
-
-class SamplingView(Protocol):
-    """Read-only view of how each request of the batch samples; B rows in batch order."""
-
-    def draw(self, logits_BV: torch.Tensor, positions_B: torch.Tensor, *, greedy: bool = False) -> Draft:
-        """Draft one token per request for absolute ``positions_B`` (int64) from raw draft logits.
-
-        Applies the request's temperature and filters, then draws with the verifier's coupling;
-        ``greedy=True`` takes the argmax (lowest id on ties) whatever the coupling.
-        """
-
-
-class TargetSampling(SamplingView, Protocol):
-    """What a verifier is given besides: each row of the target processed as plain decoding would process it.
-
-    In every method row j of a request predicts position ``positions_B + j`` and follows the drafted tokens d1..dj
-    of ``drafted_BK`` (int64; None for N = 1), which penalties count. Device operations only.
-    """
-
-    wants_logprobs: bool
-    all_greedy: bool
-
-    def adjust(
-        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
-    ) -> torch.Tensor:
-        """float32 [B, N, V] logits after penalties and minimum length; NaN becomes -inf."""
-
-    def law(self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor) -> torch.Tensor:
-        """float32 [B, N, V] probabilities after temperature and filters; a point mass for a greedy request."""
-
-    def choose(
-        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
-    ) -> torch.Tensor:
-        """int64 [B, N]: the token that plain decoding draws at each row, by noise keyed on position alone."""
-
-    def logprobs(
-        self,
-        logits_BNV: torch.Tensor,
-        drafted_BK: torch.Tensor | None,
-        positions_B: torch.Tensor,
-        tokens_BN: torch.Tensor,
-    ) -> torch.Tensor:
-        """float32 [B, N] log-probabilities of ``tokens_BN`` under ``law`` (greedy requests: at temperature 1)."""
-
-    def acceptance_uniforms(self, positions_B: torch.Tensor, width: int) -> torch.Tensor:
-        """float64 [B, width] in (0, 1): entry j decides the drafted token at position ``positions_B + j``."""
-
-    def final_draw(
-        self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
-    ) -> torch.Tensor:
-        """int64 [B] tokens drawn from unnormalised weights; corrections and bonuses have noise of their own."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Drafted tokens of the next verify pass.
+    """Drafted tokens of the next verify pass: of each request a chain, or a tree whose nodes are the tokens.
 
     tokens_BK      int64; entries at or beyond ``num_drafted_B`` are ignored
-    num_drafted_B  int64, 0..K per request
-    probs_BKV      float32 law of each token, or None (point masses)
-    parents_BK     int64 index of each node's parent (-1: the last committed token), or None for a chain
+    num_drafted_B  int64, 0..K per request: tokens, for a tree its nodes
+    probs_BKV      float32 law of each token, or None (point masses). Siblings have the law of one draw, before any of
+                   them was taken out of it
+    parents_BK     int64 index of each node's parent (ROOT, -1: the newest known token), in any order, or None for
+                   chains. Only a drafter that declares ``needs.trees`` gives it
+    sibling_draws  how siblings were drawn; needed for a tree with ``probs_BKV``, else None
     """
 
     tokens_BK: torch.Tensor
     num_drafted_B: torch.Tensor
     probs_BKV: torch.Tensor | None = None
     parents_BK: torch.Tensor | None = None
+    sibling_draws: SiblingDraws | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,14 +151,15 @@ class DraftInput:
     positions that mean nothing, every request wants ``max_draft_B`` tokens, and what holds for the round at hand
     is in ``packed`` and in the tensors. A padding request has length 0, nothing committed and no pages.
 
-    layout           the pass that the target just ran (rows, positions, query lengths)
+    layout           the pass that the target just ran (rows, positions, query lengths). Of a tree it has the accepted
+                     path alone, as if a chain had been verified; so have the tensors by packed row
     next_tokens_T    int64; entry of packed row t is the token at position p(t) + 1
     hidden_TD        target states of the declared layers, concatenated in declared order; None if none declared
     num_committed_B  int64; leading rows of each request's slice that are final (chunk length for a prompt chunk)
     last_tokens_B    int64 newest token of each request; it sits at position ``seq_lens_B``
     seq_lens_B       int64 positions whose target K/V is committed
     wanted_B         whether the request wants a proposal (False: in mid-prompt, or finished)
-    max_draft_B      most tokens that may be drafted for the request now (page, context and width limits)
+    max_draft_B      most tokens (nodes) that may be drafted for the request now (page, context and width limits)
     limits_B         int64 the same on the device: ``max_draft_B`` where wanted, else 0
     sampling         how each request samples
     histories        per request all known tokens, prompt and output; read only; empty unless declared needed
@@ -252,15 +199,18 @@ class Verdict:
     """Outcome of verification.
 
     tokens_BN        int64; the first ``num_accepted_B + 1`` entries of a row are committed, the rest is unspecified
-    num_accepted_B   int64, 0..num_drafted
+    num_accepted_B   int64, 0..num_drafted; of a tree the nodes of the accepted path
     logprobs_BN      float32 log-probability under the target's processed law of each committed token, or None
-    overlap_BK       float32 sum over x of min(p, q) at each drafted position, or None without draft laws
+    overlap_BK       float32 sum over x of min(p, q) at each drafted position, or None without draft laws or for trees
+    path_BK          int64 nodes of the accepted path, from the first one on; None for chains. Entries at or beyond
+                     ``num_accepted_B`` are unspecified
     """
 
     tokens_BN: torch.Tensor
     num_accepted_B: torch.Tensor
     logprobs_BN: torch.Tensor | None = None
     overlap_BK: torch.Tensor | None = None
+    path_BK: torch.Tensor | None = None
 
 
 @runtime_checkable
@@ -281,6 +231,24 @@ class Target(Protocol):
         hidden_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
         """Run one pass (prompt chunks, decode rows, packed verify rows, or a mix) and write the caches in place."""
+
+
+@runtime_checkable
+class TreeTarget(Target, Protocol):
+    """A target that verifies trees: its caches hold siblings side by side until one path is kept.
+
+    Its ``forward`` takes layouts with trees. A token of a tree attends to what ``layout.seen`` says and has the
+    position that ``layout.positions`` says; what it leaves in the caches lies at ``layout.places``, which no two tokens
+    share and for which the tables have pages.
+    """
+
+    def keep_paths(self, layout: RoundLayout, paths: Sequence[Sequence[int]], tables: Tables) -> None:
+        """After the verdict on a pass with trees, move the accepted paths to where chains would have left them.
+
+        paths   [B] nodes of the accepted path of each request that has a tree, empty for the others: what node
+                ``paths[b][i]`` left at place ``start + 1 + node`` belongs to position ``start + 1 + i``
+        layout, tables  those of the pass
+        """
 
 
 @runtime_checkable
@@ -388,4 +356,22 @@ class Verifier(Protocol):
         ``logits_BNV`` are raw target logits; row j of a request predicts the token at ``positions_B + j``.
         Rows beyond ``num_drafted_B`` of a request are padding with arbitrary values. ``proposal=None`` (N = 1)
         is plain decoding: the one token is drawn by the same rule.
+        """
+
+
+@runtime_checkable
+class TreeVerifier(Verifier, Protocol):
+    """A rule that judges trees, too."""
+
+    def judge_tree(
+        self,
+        logits_BNV: torch.Tensor,
+        proposal: Proposal,
+        sampling: TargetSampling,
+        positions_B: torch.Tensor,
+    ) -> Verdict:
+        """Judge one round of trees; the verdict has ``path_BK``. May read the proposal and the verdict on the host.
+
+        Row 0 of ``logits_BNV`` follows the newest known token of a request and row i + 1 its node i: it predicts the
+        token at ``positions_B + depth``. Rows and nodes beyond ``num_drafted_B`` are padding with arbitrary values.
         """

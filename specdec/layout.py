@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import accumulate
 
+from specdec.draft_tree import DraftTree
 from specdec.errors import MetadataError
 
 
@@ -46,8 +47,12 @@ class RoundLayout:
     query_lens        [B] tokens of this pass per request, at least 1
     num_prefill_reqs  how many leading requests are prompt chunks
     logit_rows        packed token indices whose logits are wanted, ascending
+    trees             [B] the tree that a request's tokens beyond its first one form, parents before their children, or
+                      None where its tokens follow one another; empty when no request has a tree. Siblings share a
+                      position, so the token at offset j of a tree has position ``start + depth`` and is kept, until
+                      the verdict, at the place of position ``start + j`` (see ``api.TreeTarget``)
 
-    Raises MetadataError when lengths disagree.
+    Raises MetadataError when lengths disagree, and for a tree that is not of these tokens or not in order.
     """
 
     rows: tuple[int, ...]
@@ -55,6 +60,7 @@ class RoundLayout:
     query_lens: tuple[int, ...]
     num_prefill_reqs: int = 0
     logit_rows: tuple[int, ...] = ()
+    trees: tuple[DraftTree | None, ...] = ()
 
     def __post_init__(self) -> None:
         num_reqs = len(self.rows)
@@ -69,6 +75,22 @@ class RoundLayout:
             raise MetadataError(f"negative length in {self.query_lens} or position in {self.start_positions}")
         if self.logit_rows and not 0 <= self.logit_rows[0] <= self.logit_rows[-1] < self.num_tokens:
             raise MetadataError(f"logit_rows must lie in 0..{self.num_tokens - 1}, got {self.logit_rows}")
+        if self.trees:
+            self._check_trees()
+
+    def _check_trees(self) -> None:
+        if len(self.trees) != self.num_reqs:
+            raise MetadataError(f"trees must have an entry for each of {self.num_reqs} requests, got {len(self.trees)}")
+        for b, tree in enumerate(self.trees):
+            if tree is None:
+                continue
+            if b < self.num_prefill_reqs or tree.num_nodes != self.query_lens[b] - 1:
+                raise MetadataError(
+                    f"request {b} has {self.query_lens[b]} tokens and a tree of {tree.num_nodes} nodes; a decode row "
+                    f"has its newest token and the nodes, a prompt chunk no tree"
+                )
+            if not tree.is_ordered:
+                raise MetadataError(f"parents come before their children in a pass, got {list(tree.parents)}")
 
     @cached_property
     def query_starts(self) -> tuple[int, ...]:
@@ -98,8 +120,33 @@ class RoundLayout:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """[T] absolute position of every packed token."""
+        """[T] absolute position of every packed token; nodes of a tree at one depth share theirs."""
+        if not self.has_trees:
+            return self.places
+        return tuple(
+            start + offset
+            for b, start in enumerate(self.start_positions)
+            for offset in (range(self.query_lens[b]) if self.trees[b] is None else (0, *self.trees[b].depths))
+        )
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """[T] position at whose place in the caches every packed token is kept: packed order, no two the same."""
         return tuple(p + j for p, n in zip(self.start_positions, self.query_lens, strict=True) for j in range(n))
+
+    @property
+    def has_trees(self) -> bool:
+        return any(tree is not None for tree in self.trees)
+
+    def seen(self, request: int) -> tuple[tuple[int, ...], ...]:
+        """Offsets, within the request's tokens of this pass, of the tokens that each of them sees, itself last.
+
+        Besides these every token sees all positions before ``start_positions[request]``.
+        """
+        tree = self.trees[request] if self.trees else None
+        if tree is None:
+            return tuple(tuple(range(j + 1)) for j in range(self.query_lens[request]))
+        return ((0,), *((0, *(node + 1 for node in tree.path(n))) for n in range(tree.num_nodes)))
 
     @cached_property
     def token_reqs(self) -> tuple[int, ...]:
