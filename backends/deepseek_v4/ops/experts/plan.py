@@ -41,8 +41,8 @@ def _plan(
         count = tl.zeros((EXPERTS,), dtype=tl.int32)
         for step in range(STEPS):
             other = step * STEP + tl.arange(0, STEP)
-            id = tl.load(ids_ptr + other, mask=other < num_pairs, other=-1)
-            count += tl.sum((expert[:, None] == id[None, :]).to(tl.int32), axis=1)
+            inside = other < num_pairs
+            count += tl.histogram(tl.load(ids_ptr + other, mask=inside, other=0), EXPERTS, mask=inside)
         blocks = (count + ROWS - 1) // ROWS
         first_pair = tl.cumsum(count, axis=0) - count
         first_block = tl.cumsum(blocks, axis=0) - blocks
