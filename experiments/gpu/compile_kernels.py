@@ -1,9 +1,9 @@
 """Compile every Triton kernel of a pass for Hopper, without a GPU: ``python -m experiments.gpu.compile_kernels``.
 
-The operators run on the device ``meta`` at V4-Flash's width, in several storages and numbers of tokens; every launch is
+The operators run on the device ``meta`` at V4-Flash's sizes, in several storages and numbers of tokens; every launch is
 compiled by Triton and ``ptxas`` instead of being made. Printed per distinct kernel: registers and stack bytes of a
-thread (spilled registers are on the stack), shared memory, warps, and compiler errors. ``--quick`` leaves out fp32,
-larger numbers of tokens and a third storage; ``--json`` prints one line of JSON instead.
+thread (spilled registers are on the stack), shared memory, warps, and compiler errors. ``--quick`` leaves out
+V4-Pro's width, fp32, larger numbers of tokens and a third storage; ``--json`` prints one line of JSON instead.
 """
 
 import json
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -39,13 +39,27 @@ BF16 = Storage(cache_dtype="bf16", indexer_dtype="mxfp4")
 FP8 = Storage(cache_dtype="fp8", indexer_dtype="fp8", linears=WeightFormat.FP8, experts=WeightFormat.FP4)
 FP4 = Storage(cache_dtype="fp8", indexer_dtype="plain", linears=WeightFormat.FP4, experts=WeightFormat.FP8)
 FP32 = Storage(dtype=torch.float32, cache_dtype="fp32")
-# (storage, tokens, context)
-QUICK = ((BF16, 1, 65536), (FP8, 1, 65536))
-ALL = (
+FLASH = {**FLASH_WIDTH, "n_routed_experts": 256, "vocab_size": 129280}
+PRO = {
+    **FLASH,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "o_groups": 16,
+    "n_routed_experts": 384,
+    "moe_intermediate_size": 3072,
+    "index_topk": 1024,
+}
+# (sizes, storage, tokens, context)
+Point = tuple[Mapping[str, object], Storage, int, int]
+QUICK: tuple[Point, ...] = ((FLASH, BF16, 1, 65536), (FLASH, FP8, 2, 65536))
+ALL: tuple[Point, ...] = (
     *QUICK,
-    (FP4, 1, 65536),
-    (FP32, 2, 1024),
-    *((storage, tokens, 4096) for storage in (BF16, FP8) for tokens in (24, 64, 512)),
+    (FLASH, FP4, 1, 65536),
+    (FLASH, FP32, 2, 1024),
+    *((FLASH, storage, tokens, 4096) for storage in (BF16, FP8) for tokens in (24, 64, 512)),
+    (PRO, BF16, 1, 65536),
+    (PRO, FP8, 24, 65536),
 )
 
 
@@ -156,13 +170,12 @@ def compiling() -> Iterator[Launches]:
         JITFunction.run = run
 
 
-def compile_kernels(points: Sequence[tuple[Storage, int, int]]) -> list[CompiledKernel]:
-    """All kernels of passes of (storage, tokens, context)."""
-    config = DeepseekV4Config.from_dict(FLASH_WIDTH)
+def compile_kernels(points: Sequence[Point]) -> list[CompiledKernel]:
+    """All kernels of passes of these sizes."""
     with compiling() as launches:
-        for storage, num_tokens, context in points:
+        for sizes, storage, num_tokens, context in points:
             setting = OpSetting(
-                config=config,
+                config=DeepseekV4Config.from_dict(sizes),
                 storage=storage,
                 num_tokens=num_tokens,
                 num_reqs=min(num_tokens, 8),
