@@ -21,8 +21,9 @@ class RoundRecord:
     num_steps          decode rows
     num_emitted        tokens emitted, first tokens after a prompt included
     num_preempted      requests that lost their pages to this pass
-    verify_us          target pass and judgement, until the verdict is on the host
-    draft_us           proposal, until it is on the host
+    verify_us          target pass and judgement, until the verdict is on the host; of a recorded round all that the
+                       recording holds, the drafting too
+    draft_us           proposal, until it is on the host, as far as it is not in the recording
     other_us           scheduling, pages, stops and bookkeeping
     """
 

@@ -10,7 +10,7 @@ from drafters.none import NoneConfig
 from specdec.api import DraftSetup, PackedPass, TargetOutput
 from specdec.cache.tables import BlockTables
 from specdec.engine import Engine, EngineConfig
-from specdec.errors import ConfigError, MetadataError
+from specdec.errors import CapacityError, ConfigError, MetadataError
 from specdec.graphs import GraphKey, GraphRunner
 from specdec.noise import VocabularyNoise
 from specdec.recorded_round import RoundTensors, record_round
@@ -206,6 +206,19 @@ def test_runner_names_what_it_has_not_recorded() -> None:
     assert (runner.replay(key), runner.keys) == (5, (key,))
     with pytest.raises(MetadataError, match="round 1x1 greedy is not recorded; recorded are: 2x4 sampled"):
         runner.replay(GraphKey(1, 1, "greedy"))
+
+
+def test_runner_names_the_settings_when_memory_runs_out() -> None:
+    def fail() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines")
+
+    runner: GraphRunner[int] = GraphRunner(torch.device("cpu"))
+    with pytest.raises(
+        CapacityError, match=r"2x4 sampled: lower engine.graph_batch_sizes or engine.max_batch"
+    ) as caught:
+        runner.capture(GraphKey(2, 4, "sampled"), fail)
+    assert "Tried to allocate 2 GiB" in str(caught.value) and "More lines" not in str(caught.value)
+    assert runner.keys == ()
 
 
 class PlainTarget:
