@@ -33,7 +33,7 @@ from specdec.verifiers import GreedyVerifierConfig
 
 RESULT = Path(__file__).parent / "results" / "hf_cpu.json"
 NEW_TOKENS, MAX_CONTEXT = 96, 1024
-DRAFTS, NGRAM = 7, 3
+DRAFTS, NGRAM = 10, 3
 LOOKUP_DRAFTS, LOOKUP_NGRAM = 10, 2
 KEPT = ("git_commit", "code_hash", "checkpoint_hash", "processor", "platform", "python", "packages", "threads", "dtype")
 STORY = (

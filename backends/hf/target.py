@@ -103,14 +103,11 @@ class Collected:
     ) -> None:
         """Take the wanted rows of one call."""
         if places:
-            at = {column: index for index, column in enumerate(columns)}
-            device = output.logits_BCV.device
-            batch_R = torch.tensor([b for b, _ in places.values()], device=device)
-            column_R = torch.tensor([at[column] for _, column in places.values()], device=device)
-            logits_RV = output.logits_BCV[batch_R, column_R].float()
+            logits_RV = _wanted_rows(output.logits_BCV, places, columns).float()
             if tuple(places) == self._layout.logit_rows:
                 self._whole = logits_RV
-            self._logits.update(zip(places, logits_RV, strict=True))
+            else:
+                self._logits.update(zip(places, logits_RV, strict=True))
         if output.hidden_BQD is not None:
             self._states.append((placement.part, output.hidden_BQD))
 
@@ -130,6 +127,16 @@ class Collected:
             for b, span in enumerate(part.spans)
         }
         return torch.cat([slices[first] for first in sorted(slices)])
+
+
+def _wanted_rows(logits_BCV: torch.Tensor, places: dict[int, tuple[int, int]], columns: Sequence[int]) -> torch.Tensor:
+    """Logits at the places, in their order; a view where they are all rows of the only request."""
+    if [(0, column) for column in columns] == list(places.values()):
+        return logits_BCV[0]
+    at = {column: index for index, column in enumerate(columns)}
+    batch_R = torch.tensor([b for b, _ in places.values()], device=logits_BCV.device)
+    column_R = torch.tensor([at[column] for _, column in places.values()], device=logits_BCV.device)
+    return logits_BCV[batch_R, column_R]
 
 
 class RecomputeTarget:
