@@ -12,7 +12,7 @@ from backends.deepseek_v4.cache_groups import AttentionKind, CacheLayout
 from backends.deepseek_v4.config import DeepseekV4Config
 from backends.deepseek_v4.fused.layer import FusedContext, StreamState, run_layer
 from backends.deepseek_v4.fused.stack import PassKit, pass_context
-from backends.deepseek_v4.fused.weights import LayerWeights, MixWeights
+from backends.deepseek_v4.fused.weights import LayerWeights, MixWeights, store
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.ops.experts.values import ExpertWeights
 from backends.deepseek_v4.ops.finish_inputs.values import CompressorInputs, LayerInputs
@@ -30,8 +30,6 @@ from backends.deepseek_v4.rope import Rotary
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 from specdec.api import GroupTable, PackedPass
 from specdec.cache.spec import CacheGroupSpec, ceil_div
-
-FP8_BLOCK, FP4_BLOCK = 128, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,20 +67,8 @@ class OpSetting:
 
     def stored(self, form: WeightFormat, *shape: int, dtype: torch.dtype | None = None) -> StoredWeight:
         """A random weight [..., O, I] whose products have about unit scale."""
-        *lead, outputs, inputs = shape
-        if form is WeightFormat.PLAIN:
-            values = self.floats(*shape, dtype=self.storage.dtype if dtype is None else dtype)
-            return StoredWeight(values=values.mul_(inputs**-0.5))
-        if form is WeightFormat.FP8:
-            scales = self._exponents(*lead, ceil_div(outputs, FP8_BLOCK), ceil_div(inputs, FP8_BLOCK), inputs=inputs)
-            return StoredWeight(values=self.floats(*shape).to(torch.float8_e4m3fn), scales=scales, format=form)
-        codes = torch.randint(-128, 128, (*lead, outputs, inputs // 2), dtype=torch.int8, device=self.device)
-        scales = self._exponents(*lead, outputs, inputs // FP4_BLOCK, inputs=inputs)
-        return StoredWeight(values=codes, scales=scales, format=form)
-
-    def _exponents(self, *shape: int, inputs: int) -> torch.Tensor:
-        exponent = 127 - inputs.bit_length() // 2
-        return torch.full(shape, exponent, dtype=torch.uint8, device=self.device).view(torch.float8_e8m0fnu)
+        values = self.floats(*shape, dtype=self.storage.dtype if dtype is None else dtype)
+        return store(values.mul_(shape[-1] ** -0.5), form)
 
     def expert_weights(self, form: WeightFormat, *lead: int) -> ExpertWeights:
         hidden, width = self.config.hidden_size, self.config.moe_intermediate_size
