@@ -82,6 +82,14 @@ class VocabularyNoise:
         """
         return (weights / self._negative_exponentials(keys)).argmin(dim=-1)
 
+    def order(self, weights: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
+        """The first ``count`` ids to arrive, int64 [..., count]: draws without replacement; the first is ``race``'s.
+
+        Ids without weight come last, in no meaningful order.
+        """
+        arrivals = weights / self._negative_exponentials(keys)
+        return arrivals.sort(dim=-1, stable=True).indices[..., :count]
+
     def _negative_exponentials(self, keys: torch.Tensor) -> torch.Tensor:
         """``log1p(-v)`` with v in (0, 1): small values, which win a race, keep full relative precision."""
         x = keys.unsqueeze(-1) ^ self.words_V

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from specdec.api import TreeRows
 from specdec.sampling_params import SamplingParams
 
 
@@ -33,15 +34,18 @@ class Penalties:
         self._frequency_B11 = _column([p.frequency_penalty for p in params], device)
         self._presence_B11 = _column([p.presence_penalty for p in params], device)
 
-    def apply(self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None) -> torch.Tensor:
+    def apply(
+        self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, tree: TreeRows | None = None
+    ) -> torch.Tensor:
         """Penalised logits; row j of a request counts its known tokens and its drafted tokens d1..dj.
 
         ``drafted_BK`` int64 with K >= N - 1, or None for N = 1; entries outside of the vocabulary are not counted.
+        Of a ``tree`` row j counts the nodes on its path.
         """
         counts_BNV = self._counts_BV.unsqueeze(1)
         seen_BNV = (self._seen_BV > 0).unsqueeze(1)
         if logits_BNV.shape[1] > 1:
-            block_BNV = _prefix_counts(drafted_BK, logits_BNV.shape[1], logits_BNV.shape[2])
+            block_BNV = _block_counts(drafted_BK, tree, logits_BNV.shape[1], logits_BNV.shape[2])
             counts_BNV = counts_BNV + block_BNV
             seen_BNV = seen_BNV | (block_BNV > 0)
         repeated_BNV = torch.where(logits_BNV > 0, logits_BNV / self._repetition_B11, logits_BNV * self._repetition_B11)
@@ -91,9 +95,11 @@ def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
-def _prefix_counts(drafted_BK: torch.Tensor, width: int, vocab_size: int) -> torch.Tensor:
-    """float32 [B, N, V]: how often each id occurs among the first j drafted tokens of row j."""
+def _block_counts(drafted_BK: torch.Tensor, tree: TreeRows | None, width: int, vocab_size: int) -> torch.Tensor:
+    """float32 [B, N, V]: how often each id occurs among the drafted tokens that row j follows."""
     drafted_BK = drafted_BK[:, : width - 1]
     known_BK = (drafted_BK >= 0) & (drafted_BK < vocab_size)
     ones_BKV = F.one_hot(torch.where(known_BK, drafted_BK, 0), vocab_size) * known_BK.unsqueeze(-1)
+    if tree is not None:
+        return tree.on_path_BNK.float() @ ones_BKV.float()
     return F.pad(ones_BKV.to(torch.float32).cumsum(dim=1), (0, 0, 1, 0))

@@ -1,13 +1,15 @@
 """BatchSampling: how the requests of one batch sample, as tensors; knows no verification rule and no model."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specdec.api import Coupling, Draft
+from specdec.api import Coupling, Draft, SiblingDraws, Siblings, TreeRows
 from specdec.errors import UnsupportedError
 from specdec.filters import Filters, num_sorted
+from specdec.minimum_length import MinimumLength
 from specdec.noise import Salt, VocabularyNoise, row_keys, uniforms
 from specdec.ops.choose import choose
 from specdec.penalties import Penalties
@@ -101,6 +103,7 @@ class BatchSampling:
         self._tokens = [r.tokens for r in requests]
         self._coupling = coupling
         self._follows = follows
+        self._tree: TreeRows | None = None
         self.all_greedy = variant.all_greedy
         self._any_greedy = variant.any_greedy
         self._is_plain = variant.num_sorted is None and not (variant.penalties or variant.minimum)
@@ -117,7 +120,12 @@ class BatchSampling:
             self._penalties = Penalties(params, tokens, num_prompt, vocab_size=vocab_size, device=device)
         self._minimum = None
         if variant.minimum:
-            self._minimum = _MinimumLength(requests, vocab_size=vocab_size, device=device)
+            self._minimum = MinimumLength(
+                [r.num_prompt + r.params.min_new_tokens for r in requests],
+                [r.stop_ids for r in requests],
+                vocab_size=vocab_size,
+                device=device,
+            )
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -166,6 +174,12 @@ class BatchSampling:
         """How a drafter samples when ``lengths_B`` (int64) tokens of each request are known."""
         return DraftingView(self, lengths_B)
 
+    def along(self, tree: TreeRows) -> "BatchSampling":
+        """The same for the rows of a tree, sharing all tensors; see ``api.TargetSampling.along``."""
+        other = copy.copy(self)
+        other._tree = tree
+        return other
+
     def adjust(
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
     ) -> torch.Tensor:
@@ -179,9 +193,9 @@ class BatchSampling:
         if self._penalties is not None:
             if self._follows:
                 self._penalties.follow()
-            out_BNV = self._penalties.apply(out_BNV, drafted_BK)
+            out_BNV = self._penalties.apply(out_BNV, drafted_BK, self._tree)
         if self._minimum is not None:
-            out_BNV = self._minimum.apply(out_BNV, positions_B)
+            out_BNV = self._minimum.apply(out_BNV, self._positions(positions_B, logits_BNV.shape[1]))
         return out_BNV.nan_to_num(nan=_NO_WEIGHT, posinf=_LARGEST_LOGIT, neginf=_NO_WEIGHT)
 
     def scores(
@@ -236,6 +250,42 @@ class BatchSampling:
         keys_B = self._draft_keys(lengths_B, positions_B)
         return Draft(tokens_B=self._noise.race(probs_BV, keys_B), probs_BV=probs_BV)
 
+    def draw_siblings_after(
+        self,
+        lengths_B: torch.Tensor,
+        logits_BV: torch.Tensor,
+        positions_B: torch.Tensor,
+        *,
+        count: int,
+        draws: SiblingDraws,
+        greedy: bool,
+    ) -> Siblings:
+        """``draw_siblings`` for requests of ``lengths_B`` known tokens; device work only.
+
+        One that is greedy in a batch that is not has a single sibling where laws are reported.
+        """
+        logits_B1V = logits_BV.unsqueeze(1)
+        if greedy or self.all_greedy or self._coupling is Coupling.GREEDY:
+            adjusted_BV = self.adjust(logits_B1V, None, positions_B).squeeze(1)
+            return _heaviest(adjusted_BV, count)
+        probs_BV = self.law(logits_B1V, None, positions_B).squeeze(1)
+        num_B = (probs_BV > 0).sum(dim=1).clamp(1, count)
+        if self._coupling is Coupling.SHARED:
+            keys_B = self._keys(positions_B, 1, Salt.TARGET).squeeze(1)
+            tokens_BS = self._noise.order(probs_BV, keys_B, count)
+            if not self._any_greedy:
+                return Siblings(tokens_BS=tokens_BS, num_B=num_B)
+            best = _heaviest(self.adjust(logits_B1V, None, positions_B).squeeze(1), count)
+            greedy_B = self._greedy_B11.view(-1)
+            tokens_BS = torch.where(greedy_B.unsqueeze(1), best.tokens_BS, tokens_BS)
+            return Siblings(tokens_BS=tokens_BS, num_B=torch.where(greedy_B, best.num_B, num_B))
+        keys_B = self._draft_keys(lengths_B, positions_B)
+        if draws is SiblingDraws.WITHOUT_REPLACEMENT:
+            return Siblings(tokens_BS=self._noise.order(probs_BV, keys_B, count), num_B=num_B, probs_BV=probs_BV)
+        each = [keys_B, *(row_keys(keys_B, torch.full_like(keys_B, s), Salt.DRAFT) for s in range(1, count))]
+        tokens_BS = torch.stack([self._noise.race(probs_BV, own_B) for own_B in each], dim=1)
+        return Siblings(tokens_BS=tokens_BS, num_B=torch.full_like(num_B, count), probs_BV=probs_BV)
+
     def final_draw(
         self, weights_BV: torch.Tensor, positions_B: torch.Tensor, is_residual_B: torch.Tensor
     ) -> torch.Tensor:
@@ -249,7 +299,13 @@ class BatchSampling:
 
     def acceptance_uniforms(self, positions_B: torch.Tensor, width: int) -> torch.Tensor:
         """float64 [B, width] in (0, 1): entry j decides the drafted token at position ``positions_B + j``."""
-        return uniforms(self._keys(positions_B, width, Salt.ACCEPT))
+        if self._tree is None:
+            return uniforms(self._keys(positions_B, width, Salt.ACCEPT))
+        # Of nodes at one position with the same number at most one is ever tested.
+        places_BK = positions_B.unsqueeze(1) + self._tree.depth_BN[:, 1 : width + 1] - 1
+        keys_BK = row_keys(self._streams_B1, places_BK, int(Salt.ACCEPT))
+        number_BK = self._tree.sibling_BK[:, :width]
+        return uniforms(torch.where(number_BK == 0, keys_BK, row_keys(keys_BK, number_BK, int(Salt.ACCEPT))))
 
     def logprobs(
         self,
@@ -275,11 +331,17 @@ class BatchSampling:
             )
 
     def _keys(self, positions_B: torch.Tensor, width: int, salt: Salt) -> torch.Tensor:
-        """int64 [B, width] noise keys of consecutive positions."""
+        """int64 [B, width] noise keys of the positions that the rows predict."""
+        return row_keys(self._streams_B1, self._positions(positions_B, width), int(salt))
+
+    def _positions(self, positions_B: torch.Tensor, width: int) -> torch.Tensor:
+        """int64 [B, width]: the position that each row predicts, consecutive ones but in a tree."""
         positions_BN = positions_B.unsqueeze(1)
-        if width > 1:
-            positions_BN = positions_BN + torch.arange(width, device=positions_B.device)
-        return row_keys(self._streams_B1, positions_BN, int(salt))
+        if width == 1:
+            return positions_BN
+        if self._tree is not None:
+            return positions_BN + self._tree.depth_BN
+        return positions_BN + torch.arange(width, device=positions_B.device)
 
     def _draft_keys(self, lengths_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
         """int64 [B] noise keys of draft tokens: of the round too, which the number of known tokens names.
@@ -307,23 +369,23 @@ class DraftingView:
         """Draft one token per request; see ``api.SamplingView.draw``."""
         return self.sampling.draw_after(self.lengths_B, logits_BV, positions_B, greedy=greedy)
 
+    def draw_siblings(
+        self,
+        logits_BV: torch.Tensor,
+        positions_B: torch.Tensor,
+        *,
+        count: int,
+        draws: SiblingDraws = SiblingDraws.WITHOUT_REPLACEMENT,
+        greedy: bool = False,
+    ) -> Siblings:
+        """Draft several tokens for one position; see ``api.SamplingView.draw_siblings``."""
+        return self.sampling.draw_siblings_after(
+            self.lengths_B, logits_BV, positions_B, count=count, draws=draws, greedy=greedy
+        )
 
-class _MinimumLength:
-    """Forbids the ids that would end the output while too few tokens are out, decided by position alone."""
 
-    def __init__(self, requests: Sequence[SamplingRequest], *, vocab_size: int, device: torch.device) -> None:
-        first = [r.num_prompt + r.params.min_new_tokens for r in requests]
-        self._first_free_B1 = torch.tensor(first, device=device).view(-1, 1)
-        mask_BV = torch.zeros(len(requests), vocab_size, dtype=torch.bool)
-        for b, request in enumerate(requests):
-            mask_BV[b, [i for i in request.stop_ids if i < vocab_size]] = True
-        self._stops_B1V = mask_BV.to(device).unsqueeze(1)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self._first_free_B1, self._stops_B1V
-
-    def apply(self, logits_BNV: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-        offsets_N = torch.arange(logits_BNV.shape[1], device=positions_B.device)
-        early_BN = positions_B.unsqueeze(1) + offsets_N < self._first_free_B1
-        return logits_BNV.masked_fill(self._stops_B1V & early_BN.unsqueeze(-1), _NO_WEIGHT)
+def _heaviest(adjusted_BV: torch.Tensor, count: int) -> Siblings:
+    """The most probable tokens, the lowest id on ties."""
+    ordered = adjusted_BV.sort(dim=-1, descending=True, stable=True)
+    num_B = (ordered.values[:, :count] > _NO_WEIGHT).sum(dim=1).clamp(min=1)
+    return Siblings(tokens_BS=ordered.indices[:, :count], num_B=num_B)
