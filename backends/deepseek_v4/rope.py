@@ -55,7 +55,8 @@ class Rotary(nn.Module):
     def __init__(self, rope: RopeParameters) -> None:
         super().__init__()
         self.rope = rope
-        self.register_buffer("inv_freq", inverse_frequencies(rope), persistent=False)
+        frequencies = inverse_frequencies(rope).to(torch.get_default_device())
+        self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Rotary":
         # Casting a model to bf16 or materialising it from the meta device must not touch the frequencies.

@@ -73,3 +73,9 @@ def test_frequencies_survive_a_cast_and_the_meta_device():
         made = Rotary(rope)
     assert torch.equal(made.to_empty(device="cpu").inv_freq, expected)
     assert list(made.state_dict()) == []
+
+
+def test_frequencies_live_where_the_module_is_made(small_config):
+    with torch.device("meta"):
+        assert Rotary(small_config.window_rope).inv_freq.device.type == "meta"
+    assert Rotary(small_config.window_rope).inv_freq.device.type == "cpu"
