@@ -13,7 +13,7 @@ from experiments.checkpoints import folder_of
 from experiments.kernels import choose_kernels
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
-from experiments.targets import DraftRequest, LoadedTarget, TargetRequest
+from experiments.targets import DraftRequest, Lender, LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
 from specdec.api import Coupling, DraftBackend, DrafterConfig, DraftSetup, Verifier
 from specdec.engine import Engine
@@ -301,6 +301,7 @@ class EngineMaker:
             tokenizer=self._loaded.tokenizer,
             max_context=self.max_context,
             max_batch=self._config.max_batch,
+            lent=self._loaded.lend() if isinstance(self._loaded, Lender) else None,
         )
         with fitting_into_memory("weights of the draft model", conf="drafter.checkpoint, engine.dtype"):
             return locate(loader, "drafter.loader")(request)

@@ -11,7 +11,7 @@ from backends.nextn.config import NextNBackendConfig
 from backends.nextn.load import LoadedModels, load_checkpoint
 from experiments.chat import ChatFormat, choose_format
 from experiments.memory import CACHE_KEYS, check_fits
-from experiments.targets import Served, TargetRequest
+from experiments.targets import LentWeights, Served, TargetRequest
 from experiments.tokenizer import TextTokenizer
 from specdec.api import CacheGroupSpec
 from specdec.errors import CheckpointError, ConfigError
@@ -79,6 +79,17 @@ class LoadedV4:
             return Served(target=target)
         draft = NextNBackend.build(self.models.nextn, target, NextNBackendConfig(max_batch=max_batch))
         return Served(target=target, draft_backend=draft)
+
+    def lend(self) -> LentWeights:
+        """What a head over this model's streams borrows."""
+        target, config = self.models.target, self.models.config
+        return LentWeights(
+            embedding=target.embed.weight,
+            head=target.head.weight,
+            num_layers=config.num_hidden_layers,
+            num_streams=config.hc_mult,
+            head_input=lambda states: target.hidden(states.unflatten(-1, (config.hc_mult, config.hidden_size))),
+        )
 
     def cache_bytes(self, num_pages: Mapping[str, int]) -> int:
         """Bytes of the pools that ``serve`` makes: one of the target, and one of the NextN layer if there is one."""

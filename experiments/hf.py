@@ -13,7 +13,7 @@ from experiments.chat import ChatFormat
 from experiments.chat_template import ChatTemplate
 from experiments.hf_text import HfText, read_text
 from experiments.memory import CACHE_KEYS, check_fits
-from experiments.targets import DraftRequest, Served, TargetRequest
+from experiments.targets import DraftRequest, LentWeights, Served, TargetRequest
 from experiments.tokenizer import TextTokenizer
 from specdec.api import CacheGroupSpec, DraftBackend
 from specdec.checks import one_of
@@ -73,6 +73,20 @@ class LoadedHf:
         check_fits(of_requests, num_slots * slot_bytes(self.model), self.model.device, conf=CACHE_KEYS)
         fixed_rows = self.request.fixed_rows if self.request.batch_invariant else None
         return Served(target=HfTarget(self.model, HfPassConfig(max_rows=max_batch, fixed_rows=fixed_rows)))
+
+    def lend(self) -> LentWeights:
+        """What a head over this model's states borrows; the last state has gone through the final norm."""
+        model = self.model.model
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if embedding is None or head is None:
+            raise UnsupportedError(f"{self.model.name} has no embedding or no head that a draft head could borrow")
+        return LentWeights(
+            embedding=embedding.weight,
+            head=head.weight,
+            num_layers=self.model.num_layers,
+            num_streams=1,
+            head_input=lambda states: states,
+        )
 
 
 def load(request: TargetRequest) -> LoadedHf:

@@ -113,6 +113,28 @@ class DraftModelSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Eagle3Schema:
+    """Settings of drafters.eagle3; ``loader`` makes the head of ``checkpoint``."""
+
+    _target_: str = "drafters.eagle3.Eagle3Config"
+    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
+    proposals: str = setting("sampled", choices=("sampled", "greedy"))
+    checkpoint: str = MISSING
+    loader: str = "experiments.heads.load_eagle3_head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaSchema:
+    """Settings of drafters.medusa; ``loader`` makes the heads of ``checkpoint``."""
+
+    _target_: str = "drafters.medusa.MedusaConfig"
+    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
+    proposals: str = setting("sampled", choices=("sampled", "greedy"))
+    checkpoint: str = MISSING
+    loader: str = "experiments.heads.load_medusa_heads"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OracleSchema:
     """Settings of drafters.oracle; the text to replay is the baseline's, given at build."""
 
@@ -314,6 +336,8 @@ SCHEMAS: dict[tuple[str, str], type] = {
     ("drafter", "ngram"): NgramSchema,
     ("drafter", "nextn"): NextnSchema,
     ("drafter", "draft_model"): DraftModelSchema,
+    ("drafter", "eagle3"): Eagle3Schema,
+    ("drafter", "medusa"): MedusaSchema,
     ("drafter", "oracle"): OracleSchema,
     ("drafter", "suffix"): SuffixSchema,
     ("drafter", "adaptive"): AdaptiveSchema,

@@ -1,9 +1,9 @@
 """What a run needs of a target model, whatever it is: loaded once a process, served with the pages of each run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -45,6 +45,32 @@ class TargetRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LentWeights:
+    """What a head over a target's states borrows of the target; tensors share its storage.
+
+    embedding     [V, D]
+    head          [V, D]
+    num_layers    of the target
+    num_streams   residual streams; states of a layer arrive as num_streams * D
+    head_input    states after the last layer (LAST_LAYER) [..., num_streams * D] -> what enters the head [..., D]
+    """
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+    num_layers: int
+    num_streams: int
+    head_input: Callable[[torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A loaded target over whose states a head can draft."""
+
+    def lend(self) -> LentWeights:
+        """What a head borrows; raises UnsupportedError for a target without an embedding or a head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DraftRequest:
     """What is asked of the loader of a drafter that brings a model of its own.
 
@@ -54,6 +80,7 @@ class DraftRequest:
     tokenizer    of the target, or None
     max_context  most tokens of a request
     max_batch    most requests at the same time
+    lent         what a head over the target's states borrows of it; None for a target that lends nothing
     """
 
     folder: Path | None
@@ -63,6 +90,7 @@ class DraftRequest:
     tokenizer: Codec | None
     max_context: int
     max_batch: int
+    lent: LentWeights | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

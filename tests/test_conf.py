@@ -24,12 +24,23 @@ GROUPS = ("target", "drafter", "verifier", "sampling", "workload", "engine", "lo
 COMPLETED = {
     "target=custom": ["target._target_=somewhere.load"],
     "drafter=draft_model": ["drafter.checkpoint=somewhere"],
+    "drafter=eagle3": ["drafter.checkpoint=somewhere"],
+    "drafter=medusa": ["drafter.checkpoint=somewhere"],
     "drafter=custom": ["drafter._target_=somewhere.Config"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "verifier=greedy": ["sampling.temperature=0"],
 }
 # What stands for something that is not here: code from elsewhere, a file, an optional package.
-NOT_HERE = ("target=custom", "drafter=custom", "target=hf", "drafter=draft_model", "workload=file", "drafter=suffix")
+NOT_HERE = (
+    "target=custom",
+    "target=hf",
+    "drafter=custom",
+    "drafter=draft_model",
+    "drafter=eagle3",
+    "drafter=medusa",
+    "drafter=suffix",
+    "workload=file",
+)
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -1,0 +1,161 @@
+"""Eagle3Backend: an EAGLE-3 head as ``specdec.api.DraftBackend``, with a dense cache of its own by engine row.
+
+A round is ``begin_draft`` (catch up over the rows of the target's pass), then per further draft token
+``advance_draft_forward_metadata`` and ``forward``. Slots of rejected tokens are rewritten by the next catch-up before
+any query sees them. Nothing is read back from the device.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from backends.eagle3.cache import DraftCache
+from backends.eagle3.model import Attend, Eagle3Model, masked_attention
+from specdec.api import CacheGroupSpec, DraftInput, RoundLayout
+from specdec.errors import CapacityError, ConfigError, MetadataError
+
+
+class Eagle3Backend:
+    """Keeps the cache, and between the calls of one round the own states of its requests.
+
+    model        the head
+    num_streams  residual streams of the target; their states arrive flattened
+    max_rows     engine rows
+
+    Raises ConfigError when the head was made for states of another width.
+    """
+
+    cache_groups: tuple[CacheGroupSpec, ...] = ()
+
+    def __init__(self, model: Eagle3Model, *, target_hidden_size: int, num_streams: int = 1, max_rows: int) -> None:
+        config = model.config
+        self.state_width = num_streams * target_hidden_size
+        if config.target_hidden_size not in (self.state_width, target_hidden_size):
+            allowed = sorted({self.state_width, target_hidden_size})
+            raise ConfigError(
+                f"the EAGLE-3 head reads states of width {config.target_hidden_size}, the target's layers give "
+                f"{' or '.join(map(str, allowed))} (conf: drafter.checkpoint)"
+            )
+        self.model = model.eval()
+        self.hidden_layers: tuple[int, ...] = config.hidden_layers
+        self._max_rows = max_rows
+        self._cache = DraftCache(
+            max_rows=max_rows,
+            num_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            like=model.fc.weight,
+        )
+        self._rows_B: torch.Tensor | None = None
+        self._own_BD = torch.empty(0)
+        self._positions_B = torch.empty(0)
+        self._num_slots = 0
+
+    @torch.no_grad()
+    def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
+        """Catch up over every row of the pass, prompt chunks and verified rows alike.
+
+        Returns logits float32 [B, V] of each request's newest committed row. Raises MetadataError without the states of
+        the three layers and CapacityError for a row that does not exist.
+        """
+        layout, device = inputs.layout, self.model.fc.weight.device
+        self._check(inputs)
+        self._cache.reserve(max(layout.seq_lens, default=0))
+        fused_TD = self.model.fuse(inputs.hidden_TD)
+        own_TD = torch.empty_like(fused_TD)
+        for members in _calls(layout):
+            index_BQ, real_BQ = _padded(layout, members, device)
+            own_BQD = self._run(layout, members, fused_TD[index_BQ], inputs.next_tokens_T[index_BQ], real_BQ)
+            own_TD[index_BQ[real_BQ]] = own_BQD[real_BQ]
+        starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64).to(device)
+        newest_B = starts_B1[:-1] + inputs.num_committed_B.clamp(min=1).minimum(starts_B1.diff()) - 1
+        self._rows_B = torch.tensor(layout.rows, dtype=torch.int64).to(device)
+        self._num_slots = max(layout.seq_lens, default=0)
+        self._own_BD = own_TD[newest_B.clamp(min=0)]
+        return self.model.target_logits(self._own_BD)
+
+    def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
+        """The next ``forward`` feeds position ``seq_lens_B - 1``; raises MetadataError before ``begin_draft``."""
+        if self._rows_B is None or len(seq_lens_B) != len(self._rows_B):
+            raise MetadataError("draft metadata was not initialized for these requests: begin_draft opens a draft")
+        self._positions_B = seq_lens_B - 1
+        # No request is longer than the longest of the pass and one slot for each step: known without asking the device.
+        self._num_slots += 1
+        self._cache.reserve(self._num_slots)
+
+    @torch.no_grad()
+    def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
+        """One draft step with the tokens drafted last, int64 [B]; logits float32 [B, V]."""
+        rows_B = self._rows_B
+        assert rows_B is not None, "advance_draft_forward_metadata comes first"
+        positions_B1 = self._positions_B[:, None]
+        attend = self._attend(rows_B, positions_B1, torch.ones_like(positions_B1, dtype=torch.bool), self._num_slots)
+        own_B1D = self.model(self._own_BD[:, None], tokens_B[:, None], positions_B1, attend)
+        self._own_BD = own_B1D[:, 0]
+        return self.model.target_logits(self._own_BD)
+
+    def _run(
+        self,
+        layout: RoundLayout,
+        members: Sequence[int],
+        fused_BQD: torch.Tensor,
+        tokens_BQ: torch.Tensor,
+        real_BQ: torch.Tensor,
+    ) -> torch.Tensor:
+        """Own states [B, Q, D] of some requests of the pass; writes their slots."""
+        device = fused_BQD.device
+        rows_B = torch.tensor([layout.rows[b] for b in members], device=device)
+        starts_B = torch.tensor([layout.start_positions[b] for b in members], device=device)
+        positions_BQ = starts_B[:, None] + torch.arange(fused_BQD.shape[1], device=device)
+        num_slots = max(layout.seq_lens[b] for b in members)
+        return self.model(fused_BQD, tokens_BQ, positions_BQ, self._attend(rows_B, positions_BQ, real_BQ, num_slots))
+
+    def _attend(
+        self, rows_B: torch.Tensor, positions_BQ: torch.Tensor, real_BQ: torch.Tensor, num_slots: int
+    ) -> Attend:
+        """Store the real tokens of a call, then let each see its slot and all before it."""
+
+        def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            rows_BQ = rows_B[:, None].expand_as(positions_BQ)
+            if query.shape[1] == 1:
+                self._cache.write(rows_B, positions_BQ[:, 0], key[:, 0], value[:, 0])
+            else:
+                self._cache.write(rows_BQ[real_BQ], positions_BQ[real_BQ], key[real_BQ], value[real_BQ])
+            keys, values = self._cache.read(rows_B, num_slots)
+            slots_W = torch.arange(num_slots, device=positions_BQ.device)
+            return masked_attention(query, keys, values, slots_W <= positions_BQ[..., None])
+
+        return run
+
+    def _check(self, inputs: DraftInput) -> None:
+        if inputs.hidden_TD is None:
+            raise MetadataError(
+                f"EAGLE-3 drafting needs the target's states of layers {list(self.hidden_layers)}, got none"
+            )
+        got, wanted = inputs.hidden_TD.shape[-1], len(self.hidden_layers) * self.state_width
+        if got != wanted:
+            raise MetadataError(
+                f"EAGLE-3 drafting needs states of layers {list(self.hidden_layers)}, {wanted} wide together, got {got}"
+            )
+        if max(inputs.layout.rows, default=0) >= self._max_rows:
+            raise CapacityError(
+                f"row {max(inputs.layout.rows)} exceeds the {self._max_rows} rows of the EAGLE-3 cache "
+                "(conf: engine.max_batch)"
+            )
+
+
+def _calls(layout: RoundLayout) -> list[list[int]]:
+    """Requests that are computed together: each prompt chunk alone, all decode rows side by side."""
+    chunks = [[b] for b in range(layout.num_prefill_reqs) if layout.query_lens[b]]
+    rows = [b for b in range(layout.num_prefill_reqs, layout.num_reqs) if layout.query_lens[b]]
+    return [*chunks, rows] if rows else chunks
+
+
+def _padded(layout: RoundLayout, members: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed index int64 [B, Q] of each request's tokens, the last one repeated, and bool [B, Q]: which are real."""
+    width = max(layout.query_lens[b] for b in members)
+    index = [
+        [layout.query_starts[b] + min(column, layout.query_lens[b] - 1) for column in range(width)] for b in members
+    ]
+    lens_B = torch.tensor([layout.query_lens[b] for b in members])
+    real_BQ = torch.arange(width) < lens_B[:, None]
+    return torch.tensor(index, dtype=torch.int64).to(device), real_BQ.to(device)

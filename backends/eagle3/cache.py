@@ -1,0 +1,42 @@
+"""DraftCache: keys and values of an EAGLE-3 head by engine row and slot; knows no model.
+
+A slot is the position of the state that it was made from. It is overwritten when that position is computed again, so
+rejected tokens need no step of their own: what lies behind a query is hidden until it is written anew.
+"""
+
+import torch
+
+GROWTH = 256
+
+
+class DraftCache:
+    """Keys and values [rows, slots, G, d]; grows with the longest row."""
+
+    def __init__(self, *, max_rows: int, num_heads: int, head_dim: int, like: torch.Tensor) -> None:
+        # Zeros, not whatever the memory holds: a hidden key still meets a weight of zero, and zero times NaN is NaN.
+        self._shape = (max_rows, GROWTH, num_heads, head_dim)
+        self.keys = torch.zeros(self._shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+
+    def reserve(self, num_slots: int) -> None:
+        """Make room for slots 0..``num_slots`` - 1 of every row."""
+        capacity = self.keys.shape[1]
+        if num_slots <= capacity:
+            return
+        wanted = max(-(-num_slots // GROWTH) * GROWTH, 2 * capacity)
+        self.keys, self.values = (_grown(x, wanted) for x in (self.keys, self.values))
+
+    def write(self, rows_T: torch.Tensor, slots_T: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values [T, G, d]; rows and slots int64."""
+        self.keys[rows_T, slots_T] = keys
+        self.values[rows_T, slots_T] = values
+
+    def read(self, rows_B: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, ``num_slots``, G, d] of rows."""
+        return self.keys[rows_B, :num_slots], self.values[rows_B, :num_slots]
+
+
+def _grown(old: torch.Tensor, capacity: int) -> torch.Tensor:
+    new = old.new_zeros(old.shape[0], capacity, *old.shape[2:])
+    new[:, : old.shape[1]] = old
+    return new

@@ -1,0 +1,62 @@
+"""Medusa drafting as a chain: every head predicts one further token from the same state of the target.
+
+Source: Cai et al., Medusa (2024), arXiv:2401.10774.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from drafters.common import check_num_draft_tokens
+from drafters.eagle3 import ReadsLayers, StateDrafter
+from specdec.api import Drafter, DrafterNeeds, DraftSetup
+from specdec.checks import one_of
+from specdec.errors import ConfigError
+
+LOADER = "experiments.heads.load_medusa_heads"
+
+
+@runtime_checkable
+class HasHeads(ReadsLayers, Protocol):
+    """Heads over the target's states.
+
+    max_draft_tokens  how many heads there are
+    """
+
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MedusaConfig:
+    """Settings of Medusa drafting. Raises ConfigError for values out of range.
+
+    num_draft_tokens  tokens proposed per round, at most one per head
+    proposals         ``sampled`` draws with the verifier's coupling, ``greedy`` takes each head's argmax
+    checkpoint        folder of the heads
+    loader            importable function that makes the ``DraftBackend``; called by ``experiments.build``
+    """
+
+    num_draft_tokens: int = 3
+    proposals: str = "sampled"
+    checkpoint: str = ""
+    loader: str = LOADER
+
+    def __post_init__(self) -> None:
+        check_num_draft_tokens(self.num_draft_tokens)
+        one_of("proposals", self.proposals, ("sampled", "greedy"), where="drafter.proposals")
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """What holds without a checkpoint; the live drafter declares the layer."""
+        return DrafterNeeds()
+
+    def build(self, setup: DraftSetup) -> Drafter:
+        """Make the live drafter over ``setup.draft_backend``; raises ConfigError for none, or too few heads."""
+        heads = setup.draft_backend
+        if not isinstance(heads, HasHeads):
+            raise ConfigError("drafter medusa needs heads made for this target (conf: drafter.checkpoint)")
+        if self.num_draft_tokens > heads.max_draft_tokens:
+            raise ConfigError(
+                f"num_draft_tokens must be at most {heads.max_draft_tokens}, one per Medusa head, got "
+                f"{self.num_draft_tokens} (conf: drafter.num_draft_tokens)"
+            )
+        return StateDrafter(heads, num_draft_tokens=self.num_draft_tokens, proposals=self.proposals)
