@@ -63,8 +63,9 @@ class CapturedRounds:
         return (*arenas, *samplings, *([] if self._laws_BKV is None else [self._laws_BKV]))
 
     def takes(self, batch: Batch) -> bool:
-        """Whether ``batch`` is made of decode rows only and fits into the recorded sizes."""
-        return not batch.layout.num_prefill_reqs and len(batch.requests) <= self._sizes[-1]
+        """Whether ``batch`` is made of decode rows only, without trees, and fits into the recorded sizes."""
+        layout = batch.layout
+        return not (layout.num_prefill_reqs or layout.has_trees) and layout.num_reqs <= self._sizes[-1]
 
     def capture(self, requests: Sequence[LiveRequest]) -> None:
         """Record ahead of time what batches of ``requests`` need: of one kind each, and all kinds together."""

@@ -1,8 +1,12 @@
 """EagerRounds: a round as separate calls, with the host in between; for every mix of prompt chunks and decode rows."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
-from specdec.api import DraftInput, Proposal, Tables, TargetOutput
+import torch
+
+from specdec.api import DraftInput, Proposal, Tables, TargetOutput, TreeTarget, TreeVerifier
 from specdec.round_parts import RoundParts, RoundResult, Samplings
 from specdec.rounds import (
     Drafted,
@@ -17,6 +21,7 @@ from specdec.rounds import (
     take_drafts,
 )
 from specdec.scheduler import Batch
+from specdec.tree_proposals import kept_layout, kept_rows
 
 
 class EagerRounds:
@@ -33,11 +38,20 @@ class EagerRounds:
         tokens_T = pack_tokens(batch, target.device)
         output = target.forward(batch.layout, tokens_T, tables, hidden_layers=needs.hidden_layers)
         judged = self._judge(batch, output, drafted)
+        has_trees = batch.layout.has_trees
+        if has_trees:
+            batch, output = self._keep_paths(batch, output, judged, tables)
         verify_s = perf_counter() - started
         committed = commit(batch, judged)
         started = perf_counter()
         proposed = self.propose(batch, output, tables)
-        return RoundResult(committed=committed, drafted=proposed, verify_s=verify_s, draft_s=perf_counter() - started)
+        return RoundResult(
+            committed=committed,
+            drafted=proposed,
+            verify_s=verify_s,
+            draft_s=perf_counter() - started,
+            has_trees=has_trees,
+        )
 
     def propose(self, batch: Batch, output: TargetOutput, tables: Tables) -> Drafted | None:
         """The drafter's proposal after ``commit``, handed to the requests; None when it drafts nothing."""
@@ -45,19 +59,44 @@ class EagerRounds:
         if inputs is None:
             return None
         proposal: Proposal | None = self._parts.drafter.propose(inputs)
-        return take_drafts(batch, proposal, inputs.max_draft_B, vocab_size=self._parts.target.vocab_size)
+        return take_drafts(
+            batch,
+            proposal,
+            inputs.max_draft_B,
+            vocab_size=self._parts.target.vocab_size,
+            trees=self._parts.drafter.needs.trees,
+        )
 
     def _judge(self, batch: Batch, output: TargetOutput, drafted: Drafted | None) -> list[Judged]:
         """The verifier's decision for the emitting requests, on the host."""
         if not batch.emitting:
             return []
-        verdict = self._parts.verifier.judge(
-            block_logits(batch, output.logits_RV),
-            match_proposal(batch, drafted),
-            self._samplings.of(tuple(batch.requests[index] for index in batch.emitting)),
-            first_positions(batch, self._parts.target.device),
-        )
-        return read_verdict(batch, verdict)
+        verifier = self._parts.verifier
+        logits_BNV, proposal = block_logits(batch, output.logits_RV), match_proposal(batch, drafted)
+        sampling = self._samplings.of(tuple(batch.requests[index] for index in batch.emitting))
+        positions_B = first_positions(batch, self._parts.target.device)
+        if proposal is None or proposal.parents_BK is None:
+            return read_verdict(batch, verifier.judge(logits_BNV, proposal, sampling, positions_B))
+        assert isinstance(verifier, TreeVerifier), "checked when the engine was made"
+        return read_verdict(batch, verifier.judge_tree(logits_BNV, proposal, sampling, positions_B))
+
+    def _keep_paths(
+        self, batch: Batch, output: TargetOutput, judged: Sequence[Judged], tables: Tables
+    ) -> tuple[Batch, TargetOutput]:
+        """Let the target keep the accepted paths; batch and output as if nothing else had been verified."""
+        target, layout = self._parts.target, batch.layout
+        assert isinstance(target, TreeTarget), "checked when the engine was made"
+        paths: list[Sequence[int]] = [()] * layout.num_reqs
+        for index, one in zip(batch.emitting, judged, strict=True):
+            tree = layout.trees[index]
+            if tree is not None:
+                assert tree.is_path(one.path), f"{self._parts.verifier.name} accepted {one.path} of {tree}"
+                paths[index] = one.path
+        target.keep_paths(layout, paths, tables)
+        hidden_TD = output.hidden_TD
+        if hidden_TD is not None:
+            hidden_TD = hidden_TD[torch.tensor(kept_rows(layout, paths), device=hidden_TD.device)]
+        return replace(batch, layout=kept_layout(layout, paths)), replace(output, hidden_TD=hidden_TD)
 
     def _draft_input(self, batch: Batch, output: TargetOutput, tables: Tables) -> DraftInput | None:
         """What the drafter is shown of this pass; None when it has nothing to do with it."""

@@ -24,6 +24,7 @@ from specdec.request import LiveRequest, Request, RequestOutput
 from specdec.round_parts import RoundParts, RoundResult
 from specdec.rounds import Committed, Drafted
 from specdec.scheduler import Batch, Scheduler
+from specdec.tree_support import check_trees
 
 __all__ = ["Engine", "EngineConfig", "RoundRecord"]
 
@@ -41,7 +42,7 @@ class Engine:
 
     Raises ConfigError when a drafter with a draft model comes without its cache groups, when a group is unknown
     to the target, when a full batch is wider than ``fixed_rows`` under ``batch_invariant``, or when rounds are to be
-    recorded and cannot be.
+    recorded and cannot be; UnsupportedError when the drafter proposes trees and target or verifier take none.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Engine:
         if drafter.needs.draft_backend and not draft_groups:
             raise ConfigError("the drafter runs a draft model, so the engine needs its cache groups (draft_groups)")
         config.check_width(drafter.num_draft_tokens)
+        check_trees(target, drafter, verifier, config)
         self.config = config
         self.max_context = config.context_limit(target.max_context)
         self.rounds: list[RoundRecord] = []

@@ -51,6 +51,7 @@ class Execution:
     captured             recordings: requests x tokens per request and variant
     num_captured_rounds  rounds that were replayed
     num_eager_rounds     rounds of decode rows only that ran eagerly all the same
+    num_tree_rounds      of them, those that verified trees, which are not recorded
     num_above_sizes      of them, those of a batch above the recorded sizes
     host_us_per_round    mean time of a replayed round in which the host did not wait for the device; None without one
     """
@@ -61,6 +62,7 @@ class Execution:
     captured: tuple[str, ...]
     num_captured_rounds: int
     num_eager_rounds: int
+    num_tree_rounds: int
     num_above_sizes: int
     host_us_per_round: float | None
 
@@ -70,7 +72,7 @@ class ExecutionTally:
 
     def __init__(self, choice: GraphChoice, *, kernels: str) -> None:
         self._choice, self._kernels = choice, kernels
-        self._num_captured = self._num_eager = self._num_above = 0
+        self._num_captured = self._num_eager = self._num_trees = self._num_above = 0
         self._host_s = 0.0
 
     def add(self, result: RoundResult, *, total_s: float, has_prompts: bool) -> None:
@@ -80,7 +82,8 @@ class ExecutionTally:
             self._host_s += total_s - result.wait_s
         elif not has_prompts:
             self._num_eager += 1
-            self._num_above += self._choice.enabled
+            self._num_trees += result.has_trees
+            self._num_above += self._choice.enabled and not result.has_trees
 
     def report(self, keys: Sequence[object]) -> Execution:
         """What happened so far; ``keys`` of the recordings that exist."""
@@ -92,6 +95,7 @@ class ExecutionTally:
             captured=tuple(map(str, keys)),
             num_captured_rounds=num_captured,
             num_eager_rounds=self._num_eager,
+            num_tree_rounds=self._num_trees,
             num_above_sizes=self._num_above,
             host_us_per_round=self._host_s / num_captured * US_PER_S if num_captured else None,
         )

@@ -5,7 +5,9 @@ so that the value, its interval over requests and its difference between runs al
 
     proposed k   depth d   verified v   accepted a   emitted e    drafted step: k > 0
 
-Positions of drafted tokens are counted from 1, and depth is the verified depth. A step that was cut after e tokens
+Positions of drafted tokens are counted from 1, and depth is the verified depth. Of a tree position i is depth i: it
+is proposed where some path is that long, and accepted where the accepted path is; its nodes count for ``proposed`` and
+what follows from that only (node efficiency, wasted drafts). A step that was cut after e tokens
 has not observed depths beyond e; the ``_raw`` variants count them all the same.
 """
 

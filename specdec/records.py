@@ -68,6 +68,7 @@ def round_record(
 def step_row(gain: Committed, record: RoundRecord) -> StepRow:
     """Row of one verify step; a step that ended its request says why in ``cut``."""
     live, num_verified = gain.live, len(gain.drafted)
+    depth = num_verified if gain.tree is None else gain.tree.depth
     return StepRow(
         request_id=live.request.request_id,
         turn=live.request.turn,
@@ -77,11 +78,11 @@ def step_row(gain: Committed, record: RoundRecord) -> StepRow:
         step=len(live.steps),
         seq_len=gain.first_length,
         proposed=num_verified,
-        depth=num_verified,
+        depth=depth,
         verified=num_verified,
         accepted=gain.num_accepted,
         emitted=len(gain.emitted),
-        bonus=int(gain.num_accepted == num_verified and len(gain.emitted) > num_verified),
+        bonus=int(gain.num_accepted == depth and len(gain.emitted) > depth),
         cut="none" if gain.finish_reason is None else gain.finish_reason.value,
         draft_us=record.draft_us,
         verify_us=record.verify_us,
@@ -89,6 +90,7 @@ def step_row(gain: Committed, record: RoundRecord) -> StepRow:
         draft_ids=gain.drafted,
         output_ids=gain.emitted,
         overlap=None if gain.overlap is None else tuple(gain.overlap),
+        parents=None if gain.tree is None else gain.tree.parents,
     )
 
 

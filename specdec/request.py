@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specdec.draft_tree import DraftTree
 from specdec.sampling_params import SamplingParams
 from specdec.step_row import StepRow
 from specdec.stops import FinishReason, StopChecker
@@ -76,6 +77,7 @@ class LiveRequest:
     prefill_end   prompt chunks run up to this position
     draft         drafted tokens that the next pass verifies
     draft_index   index of this request in the proposal that holds ``draft``
+    draft_tree    shape of ``draft``, parents before their children; None for a chain
     """
 
     request: Request
@@ -89,6 +91,7 @@ class LiveRequest:
     num_computed: int = 0
     draft: Sequence[int] = ()
     draft_index: int = 0
+    draft_tree: DraftTree | None = None
     logprobs: list[float] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -114,5 +117,5 @@ class LiveRequest:
         self.row = NO_ROW
         self.num_computed = 0
         self.prefill_end = len(self.tokens) - (1 if self.num_output else 0)
-        self.draft = ()
+        self.draft, self.draft_tree = (), None
         self.num_preemptions += 1

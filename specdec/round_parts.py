@@ -30,6 +30,7 @@ class RoundResult:
     verify_s  target pass and judgement, until the verdict is on the host; of a captured round the drafting too
     draft_s   proposal, until it is on the host, unless it is part of ``verify_s``
     wait_s    of ``verify_s``, how long the host waited for the device; None for an eager round
+    has_trees whether it verified a tree
     """
 
     committed: Sequence[Committed]
@@ -37,6 +38,7 @@ class RoundResult:
     verify_s: float
     draft_s: float
     wait_s: float | None = None
+    has_trees: bool = False
 
 
 class Samplings:

@@ -5,15 +5,17 @@ requests that they are given. Knows nothing of pages, queues or timing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from specdec.api import DraftInput, Proposal, Tables, TargetOutput, Verdict
+from specdec.draft_tree import DraftTree
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.request import FinishReason, LiveRequest
 from specdec.sampling import BatchSampling
 from specdec.scheduler import Batch
+from specdec.tree_proposals import ordered_trees
 
 FILLER_TOKEN = 0
 
@@ -26,12 +28,14 @@ class Judged:
     num_accepted  accepted drafts
     logprobs      of ``tokens``, empty if nobody asked
     overlap       of target and draft laws per drafted position, or None without draft laws
+    path          nodes of the accepted path of a tree; empty for a chain
     """
 
     tokens: Sequence[int]
     num_accepted: int
     logprobs: Sequence[float]
     overlap: Sequence[float] | None
+    path: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Committed:
     is_step        False for the first token after a prompt
     finish_reason  why the request ended with this round, or None
     overlap        see ``Judged``
+    tree           shape of ``drafted``; None for a chain
     """
 
     live: LiveRequest
@@ -55,6 +60,7 @@ class Committed:
     is_step: bool
     finish_reason: FinishReason | None
     overlap: Sequence[float] | None
+    tree: DraftTree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def first_positions(batch: Batch, device: torch.device) -> torch.Tensor:
 
 
 def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
-    """The last proposal, reordered to the emitting requests; None when nothing is verified."""
+    """The last proposal, reordered to the emitting requests; None when nothing is verified, chains without trees."""
     if drafted is None or max(batch.widths) == 1:
         return None
     emitting = [batch.requests[index] for index in batch.emitting]
@@ -107,22 +113,31 @@ def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
     proposal = drafted.proposal
     # A drafter may report tokens for requests that wanted none; then the counts differ.
     if counts == drafted.counts and indices == list(range(len(counts))):
-        return proposal
+        has_shape = proposal.parents_BK is None or batch.layout.has_trees
+        return proposal if has_shape else replace(proposal, parents_BK=None)
     index_B = torch.tensor(indices, device=proposal.tokens_BK.device)
+    parents_BK = proposal.parents_BK if batch.layout.has_trees else None
     return Proposal(
         tokens_BK=proposal.tokens_BK[index_B],
         num_drafted_B=torch.tensor(counts, dtype=torch.int64, device=index_B.device),
         probs_BKV=None if proposal.probs_BKV is None else proposal.probs_BKV[index_B],
+        parents_BK=None if parents_BK is None else parents_BK[index_B],
+        sibling_draws=proposal.sibling_draws,
     )
 
 
 def read_verdict(batch: Batch, verdict: Verdict) -> list[Judged]:
     """Bring a verdict to the host in one copy of its integers, and one of its floats if there are any."""
     accepted_B1 = verdict.num_accepted_B[:, None]
-    lines = torch.cat([accepted_B1, verdict.tokens_BN], dim=1).tolist()
+    path = [] if verdict.path_BK is None else [verdict.path_BK]
+    lines = torch.cat([accepted_B1, verdict.tokens_BN, *path], dim=1).tolist()
     logprobs = None if verdict.logprobs_BN is None else verdict.logprobs_BN.tolist()
     overlap = None if verdict.overlap_BK is None else verdict.overlap_BK.tolist()
-    return judged_lines(batch, lines, logprobs, overlap)
+    judged = judged_lines(batch, lines, logprobs, overlap)
+    if verdict.path_BK is None:
+        return judged
+    start = 1 + verdict.tokens_BN.shape[1]
+    return [replace(one, path=line[start : start + line[0]]) for one, line in zip(judged, lines, strict=True)]
 
 
 def judged_lines(
@@ -159,6 +174,7 @@ def commit(batch: Batch, judged: Sequence[Judged]) -> list[Committed]:
 def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
     first_length = len(live.tokens)
     drafted, live.draft = tuple(live.draft), ()
+    tree, live.draft_tree = live.draft_tree, None
     for token in judged.tokens:
         live.tokens.append(token)
         live.finish_reason = live.stops.push(token)
@@ -177,6 +193,7 @@ def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
         is_step=is_step,
         finish_reason=live.finish_reason,
         overlap=judged.overlap,
+        tree=tree,
     )
 
 
@@ -229,23 +246,33 @@ def draft_input(
     )
 
 
-def take_drafts(batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int) -> Drafted | None:
+def take_drafts(
+    batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int, trees: bool = False
+) -> Drafted | None:
     """Bring a proposal to the host and hand its tokens to the requests that wanted them.
 
+    trees  whether the drafter declared that it proposes trees
+
     Raises MetadataError for a proposal that breaks the contract of ``Drafter.propose``, and UnsupportedError
-    for a tree.
+    for a tree that was not declared.
     """
     if proposal is None:
         return None
-    if proposal.parents_BK is not None:
-        raise UnsupportedError("the engine verifies chains; the drafter proposed a tree (parents_BK is given)")
+    if proposal.parents_BK is not None and not trees:
+        raise UnsupportedError("the drafter proposed a tree (parents_BK is given) and does not declare needs.trees")
     if len(proposal.tokens_BK) != len(batch.requests):
         raise MetadataError(
             f"the drafter proposed for {len(proposal.tokens_BK)} requests, the pass has {len(batch.requests)}"
         )
+    shapes: Sequence[DraftTree | None] = ()
+    if proposal.parents_BK is not None:
+        proposal, shapes = ordered_trees(proposal, limits)
     num_drafted_B1 = proposal.num_drafted_B[:, None]
     lines = torch.cat([num_drafted_B1, proposal.tokens_BK], dim=1).tolist()
-    return Drafted(proposal, hand_out(batch, lines, limits, vocab_size=vocab_size))
+    counts = hand_out(batch, lines, limits, vocab_size=vocab_size)
+    for live, shape in zip(batch.requests, shapes, strict=False):
+        live.draft_tree = shape
+    return Drafted(proposal, counts)
 
 
 def hand_out(

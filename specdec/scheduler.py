@@ -54,12 +54,14 @@ def make_batch(
         emitting.append(index)
         widths.append(1 if is_chunk else length)
         logit_rows.extend(range(start - widths[-1], start))
+    trees = (*(None for _ in chunks), *(live.draft_tree for live in decodes))
     layout = RoundLayout(
         rows=tuple(live.row for live in requests),
         start_positions=tuple(live.num_computed for live in requests),
         query_lens=query_lens,
         num_prefill_reqs=len(chunks),
         logit_rows=tuple(logit_rows),
+        trees=trees if any(trees) else (),
     )
     return Batch(requests, layout, tuple(emitting), tuple(widths), tuple(preempted))
 

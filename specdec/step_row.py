@@ -16,9 +16,10 @@ class StepRow:
     proposed         drafted tokens (nodes, for a tree)
     depth            longest drafted path; equal to ``proposed`` for a chain
     verified         what was sent to the target; at most ``proposed``
-    accepted         drafted tokens that the rule accepted, whatever a stop cut off afterwards
+    accepted         drafted tokens that the rule accepted, whatever a stop cut off afterwards; for a tree those of the
+                     accepted path, so that it accepted depths 1 to ``accepted``
     emitted          committed tokens after all cuts
-    bonus            1 if every verified token was accepted and one more followed
+    bonus            1 if every verified token (the longest path, for a tree) was accepted and one more followed
     cut              what ended the request within the step, one of ``CUTS``
     in_loop          whether a token that the step emitted lies in a loop
     draft_us, verify_us, other_us  times of the whole round in microseconds, shared by its live requests

@@ -14,6 +14,8 @@ import torch
 from specdec.api import DraftInput, GroupTable, PackedPass, RoundLayout, Tables, TargetOutput
 from specdec.cache.spec import DUMMY_PAGE, PAD_SLOT, CacheGroupSpec, Family, Retention
 from specdec.errors import CapacityError, MetadataError
+from specdec.rules.numbers import Array
+from specdec.toy_trees import moves_of, place_finder
 
 HISTORY_GROUP = "toy.history"
 WINDOW_GROUP = "toy.window"
@@ -28,8 +30,6 @@ MIX = 31
 SCRIPTED_LOGIT = 20.0
 NUM_ROWS = 1 << 15
 CPU = torch.device("cpu")
-
-Array = torch.Tensor | np.ndarray
 
 
 def plain(tensor: torch.Tensor) -> Array:
@@ -182,17 +182,20 @@ class TableTarget:
         self.layouts.append(layout)
         packed = packed_pass(layout, tokens_T, tables)
         reqs_T, positions_T = plain(packed.reqs_T), plain(packed.positions_T)
+        places_T = positions_T
+        if layout.has_trees:
+            places_T = plain(torch.tensor(layout.places, device=self.device))
         for cache in (self._history, self._window):
             cache.use(tables[cache.group_id], eager=True)
-            slots_T = cache.write(reqs_T, positions_T, plain(tokens_T))
+            slots_T = cache.write(reqs_T, places_T, plain(tokens_T))
             stored = slots_T.tolist()
             if PAD_SLOT in stored:
-                position = layout.positions[stored.index(PAD_SLOT)]
+                position = layout.places[stored.index(PAD_SLOT)]
                 raise MetadataError(f"{cache.group_id}: no page for position {position} of {layout}")
             cache.check_slots(slots_T)
         rows = list(layout.logit_rows)
         reqs_R, positions_R = reqs_T[rows], positions_T[rows]
-        context = self._context(reqs_R, positions_R)
+        context = self._context(reqs_R, positions_R, place_finder(layout))
         self._check_context(reqs_R, positions_R, context)
         return TargetOutput(
             logits_RV=self.logits(reqs_R, positions_R, context), hidden_TD=hidden_states(packed, hidden_layers)
@@ -207,6 +210,13 @@ class TableTarget:
         logits_TV = self.logits(reqs_T, positions_T, self._context(reqs_T, positions_T))
         return TargetOutput(logits_RV=logits_TV, hidden_TD=hidden_states(packed, hidden_layers))
 
+    def keep_paths(self, layout: RoundLayout, paths: Sequence[Sequence[int]], tables: Tables) -> None:
+        """See ``api.TreeTarget``."""
+        moves = moves_of(layout, paths, device=self.device)
+        for cache in (self._history, self._window):
+            cache.use(tables[cache.group_id], eager=True)
+            cache.write(plain(moves[0]), plain(moves[2]), cache.read(plain(moves[0]), plain(moves[1])))
+
     def logits(self, reqs_R: Array, positions_R: Array, context: tuple[Array, Array]) -> torch.Tensor:
         """Logits of the token after each (batch index, position), from what the caches hold; float32 [R, V]."""
         newest_XR, oldest_XR = context
@@ -216,9 +226,17 @@ class TableTarget:
         """The tokens at position 0 of requests of the pass, int64 [R]."""
         return self._history.read(reqs_R, reqs_R * 0)
 
-    def _context(self, reqs_R: Array, positions_R: Array) -> tuple[Array, Array]:
-        """Tokens that decide the next one: [order, R] of the window and [2, R] of the history."""
-        return self._window.read(reqs_R, self._newest(positions_R)), self._history.read(reqs_R, _oldest(positions_R))
+    def _context(
+        self, reqs_R: Array, positions_R: Array, place: Callable[[Array], Array] | None = None
+    ) -> tuple[Array, Array]:
+        """Tokens that decide the next one: [order, R] of the window and [2, R] of the history.
+
+        place  where positions [..., R] lie for these rows; None: in their own places
+        """
+        newest_XR, oldest_XR = self._newest(positions_R), _oldest(positions_R)
+        if place is not None:
+            newest_XR, oldest_XR = place(newest_XR), place(oldest_XR)
+        return self._window.read(reqs_R, newest_XR), self._history.read(reqs_R, oldest_XR)
 
     def _newest(self, positions_R: Array) -> Array:
         return positions_R - steps(self.order, like=positions_R)

@@ -18,6 +18,7 @@ from specdec.api import Coupling, Proposal, TargetSampling, Verdict
 from specdec.errors import UnsupportedError
 from specdec.rules import numbers
 from specdec.rules.chain import ChainRule, TokenRatioRule, leading_matches
+from specdec.tree_matches import match_tree, rows_of
 
 
 def _chain(proposal: Proposal, name: str, width: int) -> torch.Tensor:
@@ -82,6 +83,18 @@ class GreedyVerifier:
         tokens_BN = sampling.adjust(logits_BNV, drafted_BK, positions_B).argmax(dim=-1)
         return _match_verdict(tokens_BN, logits_BNV, proposal, sampling, positions_B, self.name)
 
+    def judge_tree(
+        self,
+        logits_BNV: torch.Tensor,
+        proposal: Proposal,
+        sampling: TargetSampling,
+        positions_B: torch.Tensor,
+    ) -> Verdict:
+        """Judge one round of trees; see ``api.TreeVerifier.judge_tree``."""
+        view = sampling.along(rows_of(proposal, logits_BNV.shape[1]))
+        choice_BN = view.adjust(logits_BNV, proposal.tokens_BK, positions_B).argmax(dim=-1)
+        return match_tree(choice_BN, logits_BNV, proposal, view, positions_B)
+
 
 class GumbelVerifier:
     """Commits the target's own draw at every position; the noise depends on stream and position only.
@@ -106,6 +119,18 @@ class GumbelVerifier:
         drafted_BK = None if proposal is None else proposal.tokens_BK
         tokens_BN = sampling.choose(logits_BNV, drafted_BK, positions_B)
         return _match_verdict(tokens_BN, logits_BNV, proposal, sampling, positions_B, self.name)
+
+    def judge_tree(
+        self,
+        logits_BNV: torch.Tensor,
+        proposal: Proposal,
+        sampling: TargetSampling,
+        positions_B: torch.Tensor,
+    ) -> Verdict:
+        """Judge one round of trees; see ``api.TreeVerifier.judge_tree``."""
+        view = sampling.along(rows_of(proposal, logits_BNV.shape[1]))
+        choice_BN = view.choose(logits_BNV, proposal.tokens_BK, positions_B)
+        return match_tree(choice_BN, logits_BNV, proposal, view, positions_B)
 
 
 class RuleVerifier:

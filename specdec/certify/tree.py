@@ -143,9 +143,11 @@ class _Walk:
             game, known = self._game, self._path(node)
             drawn = [child for child in children if child in self._tokens]
             target_BV = exact_array([game.target.law(known)])
-            draft_BV = None if isinstance(game.rule, Deterministic) else exact_array([game.draft.law(known)])
+            draft_BSV = (
+                None if isinstance(game.rule, Deterministic) else exact_array([[game.draft.law(known)] * len(drawn)])
+            )
             siblings_BS = np.array([[self._tokens[child] for child in drawn]], dtype=np.int64)
-            chances_BS, left_BV = game.judge(game.rule, target_BV, draft_BV, siblings_BS)
+            chances_BS, left_BV = game.judge(game.rule, target_BV, draft_BSV, siblings_BS)
             # A sibling that was not drawn, since nothing was left to draw from, comes last and is never accepted.
             chances = [*chances_BS[0], *([Fraction(0)] * (len(children) - len(drawn)))]
             self._judged[node] = chances, tuple(left_BV[0])

@@ -167,16 +167,24 @@ class CommitsTheMismatch(GumbelVerifier):
 
 
 def siblings_against_target(
-    rule: SiblingRule, target_BV: Array, draft_BV: Array | None, siblings_BS: Array
+    rule: SiblingRule, target_BV: Array, draft_BSV: Array | None, siblings_BS: Array
 ) -> tuple[Array, Array]:
     """Every sibling is tested against the target's own law; only the correction knows of the rejections."""
-    firsts = [judge_siblings(rule, target_BV, draft_BV, siblings_BS[:, s : s + 1])[0] for s in range(2)]
-    return np.concatenate(firsts, axis=1), judge_siblings(rule, target_BV, draft_BV, siblings_BS)[1]
+    firsts = [_first(rule, target_BV, draft_BSV, siblings_BS, s)[0] for s in range(2)]
+    return np.concatenate(firsts, axis=1), judge_siblings(rule, target_BV, draft_BSV, siblings_BS)[1]
 
 
 def siblings_with_first_residual(
-    rule: SiblingRule, target_BV: Array, draft_BV: Array | None, siblings_BS: Array
+    rule: SiblingRule, target_BV: Array, draft_BSV: Array | None, siblings_BS: Array
 ) -> tuple[Array, Array]:
     """The correction after all siblings is drawn from the residual of the first."""
-    chances_BS, _ = judge_siblings(rule, target_BV, draft_BV, siblings_BS)
-    return chances_BS, judge_siblings(rule, target_BV, draft_BV, siblings_BS[:, :1])[1]
+    chances_BS, _ = judge_siblings(rule, target_BV, draft_BSV, siblings_BS)
+    return chances_BS, _first(rule, target_BV, draft_BSV, siblings_BS, 0)[1]
+
+
+def _first(
+    rule: SiblingRule, target_BV: Array, draft_BSV: Array | None, siblings_BS: Array, s: int
+) -> tuple[Array, Array]:
+    """What becomes of sibling ``s`` alone."""
+    own_BSV = None if draft_BSV is None else draft_BSV[:, s : s + 1]
+    return judge_siblings(rule, target_BV, own_BSV, siblings_BS[:, s : s + 1])

@@ -21,13 +21,14 @@ ROOT = -1
 class SiblingRule(Protocol):
     """The law of every sibling given the ones before it.
 
-    Arguments: law of one draw [B, V], or None for siblings that were not drawn; the siblings in order [B, S]; the
-    target's law at their position [B, V], for its shape and type.
+    Arguments: law of one draw for each sibling [B, S, V], or None for siblings that were not drawn; the siblings in
+    order [B, S]; the target's law at their position [B, V], for its shape and type. Siblings that were drawn have one
+    law; point masses among them, which differ, are judged as such.
     """
 
     lossless: bool
 
-    def laws(self, draft_BV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
+    def laws(self, draft_BSV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
         """S laws [B, V]."""
 
 
@@ -36,10 +37,10 @@ class WithReplacement:
 
     lossless = True
 
-    def laws(self, draft_BV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
+    def laws(self, draft_BSV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
         """See ``SiblingRule``."""
-        assert draft_BV is not None, "sampled siblings report the law that they were drawn from"
-        return [draft_BV] * siblings_BS.shape[1]
+        assert draft_BSV is not None, "sampled siblings report the law that they were drawn from"
+        return [draft_BSV[:, s] for s in range(siblings_BS.shape[1])]
 
 
 class WithoutReplacement:
@@ -47,13 +48,15 @@ class WithoutReplacement:
 
     lossless = True
 
-    def laws(self, draft_BV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
+    def laws(self, draft_BSV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
         """See ``SiblingRule``."""
-        assert draft_BV is not None, "sampled siblings report the law that they were drawn from"
-        found = [draft_BV]
-        for s in range(siblings_BS.shape[1] - 1):
-            is_taken_BV = numbers.point_masses(siblings_BS[:, s], draft_BV) > 0
-            found.append(normalised(numbers.where(is_taken_BV, found[-1] * 0, found[-1])))
+        assert draft_BSV is not None, "sampled siblings report the law that they were drawn from"
+        found = [draft_BSV[:, 0]]
+        is_taken_BV = draft_BSV[:, 0] < 0
+        for s in range(1, siblings_BS.shape[1]):
+            own_BV = draft_BSV[:, s]
+            is_taken_BV = is_taken_BV | (numbers.point_masses(siblings_BS[:, s - 1], own_BV) > 0)
+            found.append(normalised(numbers.where(is_taken_BV, own_BV * 0, own_BV)))
         return found
 
 
@@ -62,7 +65,7 @@ class Deterministic:
 
     lossless = True
 
-    def laws(self, draft_BV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
+    def laws(self, draft_BSV: Array | None, siblings_BS: Array, target_BV: Array) -> list[Array]:
         """See ``SiblingRule``."""
         return [numbers.point_masses(siblings_BS[:, s], target_BV) for s in range(siblings_BS.shape[1])]
 
@@ -74,11 +77,11 @@ def normalised(weights_BV: Array) -> Array:
 
 
 def judge_siblings(
-    rule: SiblingRule, target_BV: Array, draft_BV: Array | None, siblings_BS: Array
+    rule: SiblingRule, target_BV: Array, draft_BSV: Array | None, siblings_BS: Array
 ) -> tuple[Array, Array]:
     """Chance of each sibling once those before it are rejected [B, S], and the law after all are rejected [B, V]."""
     chances, left_BV = [], target_BV
-    for s, law_BV in enumerate(rule.laws(draft_BV, siblings_BS, target_BV)):
+    for s, law_BV in enumerate(rule.laws(draft_BSV, siblings_BS, target_BV)):
         p_B = numbers.wide(numbers.pick(left_BV, siblings_BS[:, s]))
         q_B = numbers.wide(numbers.pick(law_BV, siblings_BS[:, s]))
         chances.append(ratio_rule.acceptance(p_B, q_B))

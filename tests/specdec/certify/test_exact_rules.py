@@ -105,7 +105,7 @@ def test_sibling_rules_give_tensors_what_they_give_fractions(kind: str, count: i
             if not usable:
                 continue
             siblings = np.array(usable)
-            laws = [exact_array([law] * len(usable)) for law in (row, draft)]
+            laws = [exact_array([row] * len(usable)), exact_array([[draft] * count] * len(usable))]
             exact = judge_siblings(rule, *laws, siblings)
             tensors = [torch.from_numpy(law_CV.astype(np.float64)) for law_CV in laws]
             found = judge_siblings(rule, *tensors, torch.from_numpy(siblings))
