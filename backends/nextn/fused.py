@@ -53,7 +53,7 @@ class PackedDraft:
         context, state = self._run(replace(packed, tokens_T=next_tokens_T), streams_TSD)
         own = StreamState(
             streams_TSD=state.streams_TSD.index_select(0, newest_B),
-            dots_PTM1=state.dots_PTM1.index_select(1, newest_B),
+            dots_TNP=state.dots_TNP.index_select(0, newest_B),
         )
         positions_B = packed.positions_T.index_select(0, newest_B)
         reqs_B = packed.reqs_T.index_select(0, newest_B)
@@ -99,8 +99,8 @@ class PackedDraft:
             dtype=streams_TSD.dtype,
             kernels=kernels,
         )
-        dots_PTM1 = mix_dots(joined_TSD, self._layer.attn_mix.fn_MX, kernels=kernels)
-        state = StreamState(streams_TSD=joined_TSD, dots_PTM1=dots_PTM1)
+        dots_TNP = mix_dots(joined_TSD, self._layer.attn_mix.fn_MX, kernels=kernels)
+        state = StreamState(streams_TSD=joined_TSD, dots_TNP=dots_TNP)
         return context, run_layer(context, 0, self._layer, state, self._head_mix.fn_MX)
 
     def _logits(self, context: FusedContext, own: StreamState) -> torch.Tensor:

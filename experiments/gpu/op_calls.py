@@ -168,13 +168,13 @@ def run_ops(setting: OpSetting, kernels: Kernels) -> torch.Tensor:
     ]
     head_mix = setting.mix_weights(config.hc_mult, 1)
     streams_TSD = _entered_streams(setting, kernels)
-    dots_PTM1 = mix_dots(streams_TSD, layers[0].attn_mix.fn_MX, kernels=kernels)
-    state = StreamState(streams_TSD=streams_TSD, dots_PTM1=dots_PTM1)
+    dots_TNP = mix_dots(streams_TSD, layers[0].attn_mix.fn_MX, kernels=kernels)
+    state = StreamState(streams_TSD=streams_TSD, dots_TNP=dots_TNP)
     for layer, weights in enumerate(layers):
         next_mix = layers[layer + 1].attn_mix if layer + 1 < len(layers) else head_mix
         state = run_layer(context, layer, weights, state, next_mix.fn_MX)
     x_TD = mix_head(
-        state.dots_PTM1,
+        state.dots_TNP,
         state.streams_TSD,
         head_mix.base,
         head_mix.scale,

@@ -61,11 +61,11 @@ class StreamState:
     """The residual streams between sub-blocks.
 
     streams_TSD  the streams
-    dots_PTM1    parts of the next sub-block's projections of them
+    dots_TNP     parts of the next sub-block's projections of them
     """
 
     streams_TSD: torch.Tensor
-    dots_PTM1: torch.Tensor
+    dots_TNP: torch.Tensor
 
 
 def run_layer(
@@ -84,7 +84,7 @@ def enter(context: FusedContext, state: StreamState, mix: MixWeights) -> MixedIn
     """The normalised input of a sub-block."""
     config = context.config
     return mix_in(
-        state.dots_PTM1,
+        state.dots_TNP,
         state.streams_TSD,
         mix.base,
         mix.scale,
@@ -100,10 +100,10 @@ def leave(
     context: FusedContext, parts_QTD: torch.Tensor, state: StreamState, mixed: MixedInput, fn_MX: torch.Tensor
 ) -> StreamState:
     """The streams after a sub-block whose output is the sum of ``parts_QTD``."""
-    streams_TSD, dots_PTM1 = mix_out(
+    streams_TSD, dots_TNP = mix_out(
         parts_QTD, state.streams_TSD, mixed.post_TS, mixed.comb_TSS, fn_MX, kernels=context.kernels
     )
-    return StreamState(streams_TSD=streams_TSD, dots_PTM1=dots_PTM1)
+    return StreamState(streams_TSD=streams_TSD, dots_TNP=dots_TNP)
 
 
 def attend(context: FusedContext, layer: int, weights: LayerWeights, x_TD: torch.Tensor) -> torch.Tensor:

@@ -83,8 +83,8 @@ class FusedStack:
         wanted = [last if layer == LAST_LAYER else layer for layer in hidden_layers]
         states = {}
         streams_TSD = self._model.embed_streams(packed.tokens_T).contiguous()
-        dots_PTM1 = mix_dots(streams_TSD, self.layers[0].attn_mix.fn_MX, kernels=context.kernels)
-        state = StreamState(streams_TSD=streams_TSD, dots_PTM1=dots_PTM1)
+        dots_TNP = mix_dots(streams_TSD, self.layers[0].attn_mix.fn_MX, kernels=context.kernels)
+        state = StreamState(streams_TSD=streams_TSD, dots_TNP=dots_TNP)
         for i, weights in enumerate(self.layers):
             next_mix = self._head_mix if i == last else self.layers[i + 1].attn_mix
             state = run_layer(context, i, weights, state, next_mix.fn_MX)
@@ -93,7 +93,7 @@ class FusedStack:
         if logit_rows_R is not None:
             state = StreamState(
                 streams_TSD=state.streams_TSD.index_select(0, logit_rows_R),
-                dots_PTM1=state.dots_PTM1.index_select(1, logit_rows_R),
+                dots_TNP=state.dots_TNP.index_select(0, logit_rows_R),
             )
         logits_RV = head_logits(context, state, self._head_mix, self.head)
         hidden = [states[layer] for layer in wanted]
@@ -105,7 +105,7 @@ def head_logits(context: FusedContext, state: StreamState, mix: MixWeights, head
     """Logits float32 [T, V] of final streams."""
     config = context.config
     x_TD = mix_head(
-        state.dots_PTM1,
+        state.dots_TNP,
         state.streams_TSD,
         mix.base,
         mix.scale,

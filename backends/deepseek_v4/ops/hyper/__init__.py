@@ -3,10 +3,15 @@
 ``mix_dots`` (or ``mix_out``, which ends with it) projects the streams; ``mix_in`` decides from the projections how the
 streams mix and makes the input of a sub-block; ``mix_out`` adds the sub-block's output to the streams. The
 mathematics is that of ``hyper_connections`` (arXiv:2512.24880). Projections are exchanged as P partial sums,
-``dots_PTM1`` float32 [P, T, M + 1]: M products of the streams with the rows of ``fn``, then the sum of their squares.
+``dots_TNP`` float32 [T, N, P], N = M + S * S: the products of a token's streams with the M rows of ``fn``, then those
+of its streams with each other. From these ``mix_in`` knows the length of any weighted sum of the streams before it
+has added them up.
 
 Letters beside those of ``specdec.api``: S streams, M = 2 * S + S * S rows of ``fn`` (S for the head), Q parts of an
 output. S is a power of two.
+
+Streams in bf16: the kernels take the length in the norm of a sub-block's input from the sum before it is rounded to
+bf16, the reference from the rounded one. The lengths differ by one part in some thousands at most.
 """
 
 import torch
@@ -19,7 +24,7 @@ __all__ = ["MixedInput", "mix_dots", "mix_head", "mix_in", "mix_out"]
 
 
 def mix_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor, *, kernels: Kernels) -> torch.Tensor:
-    """Partial projections [P, T, M + 1] of streams; their sum over P is that of the whole.
+    """Partial projections [T, N, P] of streams; their sum over P is that of the whole.
 
     streams_TSD  float32 or bf16, values of a stream adjacent
     fn_MX        float32 [M, S * D], contiguous
@@ -53,7 +58,7 @@ def mix_out(
 
 
 def mix_in(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -72,17 +77,17 @@ def mix_in(
     """
     if kernels is Kernels.REFERENCE:
         return reference.mix_in(
-            dots_PTM1, streams_TSD, base, scale, norm_weight_D, num_rounds=num_rounds, eps=eps, hc_eps=hc_eps
+            dots_TNP, streams_TSD, base, scale, norm_weight_D, num_rounds=num_rounds, eps=eps, hc_eps=hc_eps
         )
     from backends.deepseek_v4.ops.hyper import kernel_in
 
     return kernel_in.mix_in(
-        dots_PTM1, streams_TSD, base, scale, norm_weight_D, num_rounds=num_rounds, eps=eps, hc_eps=hc_eps
+        dots_TNP, streams_TSD, base, scale, norm_weight_D, num_rounds=num_rounds, eps=eps, hc_eps=hc_eps
     )
 
 
 def mix_head(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -94,7 +99,7 @@ def mix_head(
 ) -> torch.Tensor:
     """Input [T, D] of the output head: the weighted sum of the streams (``base`` [S], ``scale`` [1]), normalised."""
     if kernels is Kernels.REFERENCE:
-        return reference.mix_head(dots_PTM1, streams_TSD, base, scale, norm_weight_D, eps=eps, hc_eps=hc_eps)
+        return reference.mix_head(dots_TNP, streams_TSD, base, scale, norm_weight_D, eps=eps, hc_eps=hc_eps)
     from backends.deepseek_v4.ops.hyper import kernel_in
 
-    return kernel_in.mix_head(dots_PTM1, streams_TSD, base, scale, norm_weight_D, eps=eps, hc_eps=hc_eps)
+    return kernel_in.mix_head(dots_TNP, streams_TSD, base, scale, norm_weight_D, eps=eps, hc_eps=hc_eps)

@@ -1,60 +1,71 @@
 """The input of a sub-block from projected streams, in Triton.
 
-Two programs a token: one sums and normalises the streams, the other decides how the output is spread. The Sinkhorn
-rounds are a chain of some hundred dependent steps. Every thread does all of them on a copy of the matrix of its own
-(the last axis of its blocks counts copies), which needs no exchange between threads.
+One program of a token decides how the output is spread, the others sum and normalise the streams, each a block of
+columns: the length of the weighted sum follows from the inner products of the streams, without the sum. Every program
+adds up the parts that it needs.
+
+The Sinkhorn rounds are a chain of some hundred dependent steps. Every thread does all of them on a copy of the matrix
+of its own (the last axis of its blocks counts copies), which needs no exchange between threads.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from backends.deepseek_v4.ops.device.norms import rms_factor, round_to
+from backends.deepseek_v4.ops.device.norms import round_to
 from backends.deepseek_v4.ops.hyper.values import MixedInput
+from specdec.cache.spec import ceil_div
 
 NUM_WARPS = 4
 COPIES = 32 * NUM_WARPS
+COLUMNS = 1024
 
 
 @triton.jit
-def _sum_dots(dots_ptr, num_tokens, columns, P: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr):
-    """Sums over parts of the program's token in ``columns`` [N]."""
-    part = tl.arange(0, PARTS)[:, None]
-    line = part.to(tl.int64) * num_tokens + tl.program_id(0)
-    return tl.sum(tl.load(dots_ptr + line * (M + 1) + columns[None, :], mask=part < P, other=0.0), axis=0)
-
-
-@triton.jit
-def _inverse_length(
-    dots_ptr, num_tokens, eps, WIDTH: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr
-):
-    """One over the root mean square of the token's streams."""
+def _sum_dots(dots_ptr, rows, P: tl.constexpr, PARTS: tl.constexpr):
+    """Sums over the parts of ``rows`` (a block) of a token, whose dots begin at ``dots_ptr``."""
     part = tl.arange(0, PARTS)
-    line = part.to(tl.int64) * num_tokens + tl.program_id(0)
-    squares = tl.sum(tl.load(dots_ptr + line * (M + 1) + M, mask=part < P, other=0.0), axis=0)
+    places = tl.expand_dims(rows, len(rows.shape)) * P + part
+    return tl.sum(tl.load(dots_ptr + places, mask=part < P, other=0.0), axis=len(rows.shape))
+
+
+@triton.jit
+def _inverse_length(squares, eps, WIDTH: tl.constexpr):
+    """One over the root mean square of WIDTH values whose squares add up to ``squares``."""
     return tl.rsqrt(squares * (1.0 / WIDTH) + eps)
 
 
 @triton.jit
 def _collapse(
-    dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr,
-    num_tokens, token_stride, stream_stride, eps, hc_eps,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, block,
+    token_stride, stream_stride, eps, hc_eps,
+    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Weighted sum of the token's streams, rounded to their dtype, then normalised and stored."""
+    """A block of the weighted sum of the token's streams, rounded to their dtype, then normalised and stored."""
     token = tl.program_id(0).to(tl.int64)
-    stream, column = tl.arange(0, S), tl.arange(0, BLOCK)
+    stream, column = tl.arange(0, S), block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < D
     place = stream[:, None] * stream_stride + column[None, :]
     streams = tl.load(streams_ptr + token * token_stride + place, mask=inside[None, :], other=0.0)
     weight = tl.load(norm_ptr + column, mask=inside, other=0.0)
-    mixes = _sum_dots(dots_ptr, num_tokens, stream, P, PARTS, M)
-    mixes *= _inverse_length(dots_ptr, num_tokens, eps, S * D, P, PARTS, M)
-    pre = tl.sigmoid(mixes * tl.load(scale_ptr) + tl.load(base_ptr + stream)) + hc_eps
-    summed = tl.sum(pre[:, None] * streams.to(tl.float32), axis=0)
-    rounded = round_to(summed, x_ptr)
-    normed = rounded * rms_factor(rounded, D, eps) * weight
+    scale, base = tl.load(scale_ptr), tl.load(base_ptr + stream)
+    dots_ptr += token * (M + S * S) * P
+    mixes = _sum_dots(dots_ptr, stream, P, PARTS)
+    products = _sum_dots(dots_ptr, M + stream[:, None] * S + stream[None, :], P, PARTS)
+    squares = tl.sum(tl.where(stream[:, None] == stream[None, :], products, 0.0))
+    pre = tl.sigmoid(mixes * _inverse_length(squares, eps, S * D) * scale + base) + hc_eps
+    # A sum of streams that cancel has almost no length, and rounding may leave less.
+    squares = tl.maximum(tl.sum(pre[:, None] * products * pre[None, :]), 0.0)
+    summed = round_to(tl.sum(pre[:, None] * streams.to(tl.float32), axis=0), x_ptr)
+    normed = summed * _inverse_length(squares, eps, D) * weight
     tl.store(x_ptr + token * D + column, normed.to(x_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _inverse(x):
+    """1 / x of normal positive values, within some units of the last place; a division takes twice as long."""
+    root = tl.rsqrt(x)
+    return root * root
 
 
 @triton.jit
@@ -68,66 +79,65 @@ def _sinkhorn(logits, eps, S: tl.constexpr, ROUNDS: tl.constexpr, COPIES: tl.con
     rows = tl.full([S, COPIES], 1.0, tl.float32)
     columns = 1.0 / (tl.sum(x, axis=0) + eps)
     for _ in range(ROUNDS - 1):
-        rows = rows / (rows * tl.sum(x * columns[None, :, :], axis=1) + eps)
-        columns = columns / (columns * tl.sum(x * rows[:, None, :], axis=0) + eps)
+        rows *= _inverse(rows * tl.sum(x * columns[None, :, :], axis=1) + eps)
+        columns *= _inverse(columns * tl.sum(x * rows[:, None, :], axis=0) + eps)
     return x * rows[:, None, :] * columns[None, :, :]
 
 
 @triton.jit
 def _spread(
-    dots_ptr, base_ptr, scale_ptr, post_ptr, comb_ptr, num_tokens, eps, hc_eps,
+    dots_ptr, base_ptr, scale_ptr, post_ptr, comb_ptr, eps, hc_eps,
     S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
     ROUNDS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Shares of the token's output and the doubly stochastic matrix of its streams."""
     token = tl.program_id(0).to(tl.int64)
-    stream, cell = tl.arange(0, S), tl.arange(0, S * S)
-    inverse = _inverse_length(dots_ptr, num_tokens, eps, S * D, P, PARTS, M)
-    mixes = _sum_dots(dots_ptr, num_tokens, S + stream, P, PARTS, M) * inverse
-    post = 2.0 * tl.sigmoid(mixes * tl.load(scale_ptr + 1) + tl.load(base_ptr + S + stream))
+    stream = tl.arange(0, S)
+    cell = stream[:, None] * S + stream[None, :]
+    dots_ptr += token * (M + S * S) * P
+    post_mixes = _sum_dots(dots_ptr, S + stream, P, PARTS)
+    comb_mixes = _sum_dots(dots_ptr, 2 * S + cell, P, PARTS)
+    inverse = _inverse_length(tl.sum(_sum_dots(dots_ptr, M + stream * (S + 1), P, PARTS)), eps, S * D)
+    post = 2.0 * tl.sigmoid(post_mixes * inverse * tl.load(scale_ptr + 1) + tl.load(base_ptr + S + stream))
     tl.store(post_ptr + token * S + stream, post)
-    mixes = _sum_dots(dots_ptr, num_tokens, 2 * S + cell, P, PARTS, M) * inverse
-    logits = tl.reshape(mixes * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + cell), [S, S])
+    logits = comb_mixes * inverse * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + cell)
     copies = tl.broadcast_to(logits[:, :, None], [S, S, COPIES])
     comb = _sinkhorn(copies, hc_eps, S, ROUNDS, COPIES)
     copy = tl.arange(0, COPIES)[None, None, :]
-    place = stream[:, None, None] * S + stream[None, :, None] + copy * 0
-    tl.store(comb_ptr + token * (S * S) + place, comb, mask=copy == 0)
+    tl.store(comb_ptr + token * (S * S) + cell[:, :, None] + copy * 0, comb, mask=copy == 0)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def _mix_in(
     dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, post_ptr, comb_ptr,
-    num_tokens, token_stride, stream_stride, eps, hc_eps,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    token_stride, stream_stride, eps, hc_eps,
+    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
     ROUNDS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    if tl.program_id(1) == 0:
-        _collapse(
-            dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr,
-            num_tokens, token_stride, stream_stride, eps, hc_eps, S, D, M, P, PARTS, BLOCK,
-        )  # fmt: skip
+    block = tl.program_id(1)
+    if block == 0:
+        _spread(dots_ptr, base_ptr, scale_ptr, post_ptr, comb_ptr, eps, hc_eps, S, D, M, P, PARTS, ROUNDS, COPIES)
     else:
-        _spread(
-            dots_ptr, base_ptr, scale_ptr, post_ptr, comb_ptr, num_tokens, eps, hc_eps,
-            S, D, M, P, PARTS, ROUNDS, COPIES,
+        _collapse(
+            dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, block - 1,
+            token_stride, stream_stride, eps, hc_eps, S, D, M, P, PARTS, COLUMNS,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def _mix_head(
     dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr,
-    num_tokens, token_stride, stream_stride, eps, hc_eps,
-    S: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    token_stride, stream_stride, eps, hc_eps,
+    S: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     _collapse(
-        dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr,
-        num_tokens, token_stride, stream_stride, eps, hc_eps, S, D, S, P, PARTS, BLOCK,
+        dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, tl.program_id(1),
+        token_stride, stream_stride, eps, hc_eps, S, D, S, P, PARTS, COLUMNS,
     )  # fmt: skip
 
 
 def mix_in(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -139,24 +149,25 @@ def mix_in(
 ) -> MixedInput:
     """See ``mix_in``."""
     num_tokens, num_streams, width = streams_TSD.shape
-    _check(dots_PTM1, streams_TSD)
-    assert dots_PTM1.shape[2] == 2 * num_streams + num_streams**2 + 1, "dots are those of a sub-block"
+    _check(dots_TNP, streams_TSD)
+    assert dots_TNP.shape[1] == 2 * num_streams + 2 * num_streams**2, "dots are those of a sub-block"
     x_TD = torch.empty(num_tokens, width, dtype=streams_TSD.dtype, device=streams_TSD.device)
     post_TS = torch.empty(num_tokens, num_streams, dtype=torch.float32, device=streams_TSD.device)
     comb_TSS = torch.empty(num_tokens, num_streams, num_streams, dtype=torch.float32, device=streams_TSD.device)
     if num_tokens:
-        num_parts = dots_PTM1.shape[0]
-        _mix_in[(num_tokens, 2)](
-            dots_PTM1, streams_TSD, base, scale, norm_weight_D, x_TD, post_TS, comb_TSS,
-            num_tokens, streams_TSD.stride(0), streams_TSD.stride(1), eps, hc_eps,
-            S=num_streams, D=width, M=dots_PTM1.shape[2] - 1, P=num_parts, PARTS=triton.next_power_of_2(num_parts),
-            BLOCK=triton.next_power_of_2(width), ROUNDS=num_rounds, COPIES=COPIES, num_warps=NUM_WARPS,
+        num_parts = dots_TNP.shape[2]
+        _mix_in[(num_tokens, 1 + ceil_div(width, COLUMNS))](
+            dots_TNP, streams_TSD, base, scale, norm_weight_D, x_TD, post_TS, comb_TSS,
+            streams_TSD.stride(0), streams_TSD.stride(1), eps, hc_eps,
+            S=num_streams, D=width, M=2 * num_streams + num_streams**2, P=num_parts,
+            PARTS=triton.next_power_of_2(num_parts), COLUMNS=COLUMNS, ROUNDS=num_rounds, COPIES=COPIES,
+            num_warps=NUM_WARPS,
         )  # fmt: skip
     return MixedInput(x_TD=x_TD, post_TS=post_TS, comb_TSS=comb_TSS)
 
 
 def mix_head(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -167,20 +178,20 @@ def mix_head(
 ) -> torch.Tensor:
     """See ``mix_head``."""
     num_tokens, num_streams, width = streams_TSD.shape
-    _check(dots_PTM1, streams_TSD)
-    assert dots_PTM1.shape[2] == num_streams + 1, "dots are those of the head"
+    _check(dots_TNP, streams_TSD)
+    assert dots_TNP.shape[1] == num_streams + num_streams**2, "dots are those of the head"
     x_TD = torch.empty(num_tokens, width, dtype=streams_TSD.dtype, device=streams_TSD.device)
     if num_tokens:
-        num_parts = dots_PTM1.shape[0]
-        _mix_head[(num_tokens,)](
-            dots_PTM1, streams_TSD, base, scale, norm_weight_D, x_TD,
-            num_tokens, streams_TSD.stride(0), streams_TSD.stride(1), eps, hc_eps,
+        num_parts = dots_TNP.shape[2]
+        _mix_head[(num_tokens, ceil_div(width, COLUMNS))](
+            dots_TNP, streams_TSD, base, scale, norm_weight_D, x_TD,
+            streams_TSD.stride(0), streams_TSD.stride(1), eps, hc_eps,
             S=num_streams, D=width, P=num_parts, PARTS=triton.next_power_of_2(num_parts),
-            BLOCK=triton.next_power_of_2(width), num_warps=NUM_WARPS,
+            COLUMNS=COLUMNS, num_warps=NUM_WARPS,
         )  # fmt: skip
     return x_TD
 
 
-def _check(dots_PTM1: torch.Tensor, streams_TSD: torch.Tensor) -> None:
-    assert dots_PTM1.is_contiguous() and dots_PTM1.dtype == torch.float32, "dots are contiguous float32"
+def _check(dots_TNP: torch.Tensor, streams_TSD: torch.Tensor) -> None:
+    assert dots_TNP.is_contiguous() and dots_TNP.dtype == torch.float32, "dots are contiguous float32"
     assert streams_TSD.stride(2) == 1, "values of a stream lie together"

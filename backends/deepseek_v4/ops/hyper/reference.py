@@ -12,8 +12,9 @@ from backends.deepseek_v4.ops.sums import sum_in_order
 
 
 def mix_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor) -> torch.Tensor:
-    flat_TX = streams_TSD.flatten(1).float()
-    return torch.cat((F.linear(flat_TX, fn_MX), flat_TX.square().sum(-1, keepdim=True)), dim=-1).unsqueeze(0)
+    streams_TSD = streams_TSD.float()
+    products_TSS = streams_TSD @ streams_TSD.transpose(1, 2)
+    return torch.cat((F.linear(streams_TSD.flatten(1), fn_MX), products_TSS.flatten(1)), dim=-1).unsqueeze(-1)
 
 
 def mix_out(
@@ -29,7 +30,7 @@ def mix_out(
 
 
 def mix_in(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -40,7 +41,7 @@ def mix_in(
     hc_eps: float,
 ) -> MixedInput:
     num = streams_TSD.shape[1]
-    mixes_TM = _mixes(dots_PTM1, streams_TSD, eps)
+    mixes_TM = _mixes(dots_TNP, streams_TSD, eps)
     pre_mix, post_mix, comb_mix = mixes_TM.split((num, num, num * num), dim=-1)
     pre_base, post_base, comb_base = base.split((num, num, num * num))
     pre_scale, post_scale, comb_scale = scale.unbind(0)
@@ -55,7 +56,7 @@ def mix_in(
 
 
 def mix_head(
-    dots_PTM1: torch.Tensor,
+    dots_TNP: torch.Tensor,
     streams_TSD: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -64,15 +65,16 @@ def mix_head(
     eps: float,
     hc_eps: float,
 ) -> torch.Tensor:
-    pre_TS = torch.sigmoid(_mixes(dots_PTM1, streams_TSD, eps) * scale + base) + hc_eps
+    pre_TS = torch.sigmoid(_mixes(dots_TNP, streams_TSD, eps) * scale + base) + hc_eps
     return _weighted_sum(streams_TSD, pre_TS, norm_weight_D, eps)
 
 
-def _mixes(dots_PTM1: torch.Tensor, streams_TSD: torch.Tensor, eps: float) -> torch.Tensor:
+def _mixes(dots_TNP: torch.Tensor, streams_TSD: torch.Tensor, eps: float) -> torch.Tensor:
     """Projections [T, M] of the jointly normalised streams."""
-    dots_TM1 = dots_PTM1.sum(0)
-    width = streams_TSD.shape[1] * streams_TSD.shape[2]
-    return dots_TM1[:, :-1] * torch.rsqrt(dots_TM1[:, -1:] / width + eps)
+    dots_TN, (_, num, width) = dots_TNP.sum(-1), streams_TSD.shape
+    mixes_TM, products_TX = dots_TN.split((dots_TN.shape[1] - num * num, num * num), dim=-1)
+    squares_T1 = products_TX.unflatten(-1, (num, num)).diagonal(dim1=1, dim2=2).sum(-1, keepdim=True)
+    return mixes_TM * torch.rsqrt(squares_T1 / (num * width) + eps)
 
 
 def _weighted_sum(

@@ -68,12 +68,13 @@ def test_mix_out_equals_the_module(tiny, nan_empty, kernels, num_tokens, streams
     config, case = tiny(hc_mult=streams), make_case(num_tokens, streams, width)
     mixed = module_mix_in(case.streams_TSD, case.weights, config)
     parts_QTD = torch.randn(num_tokens, 3, width + 5, device=DEVICE).transpose(0, 1)[:, :, 5:]
-    streams_TSD, dots_PTM1 = mix_out(parts_QTD, case.streams_TSD, mixed.post, mixed.comb, case.fn_MX, kernels=kernels)
+    streams_TSD, dots_TNP = mix_out(parts_QTD, case.streams_TSD, mixed.post, mixed.comb, case.fn_MX, kernels=kernels)
     want = module_mix_out(parts_QTD.sum(0), case.streams_TSD, mixed)
     torch.testing.assert_close(streams_TSD, want, rtol=1e-5, atol=1e-5)
-    flat = want.flatten(1)
-    torch.testing.assert_close(dots_PTM1.sum(0)[:, :-1], flat @ case.fn_MX.t(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(dots_PTM1.sum(0)[:, -1], flat.square().sum(-1), rtol=1e-5, atol=1e-4)
+    dots_TN, num_rows = dots_TNP.sum(-1), len(case.fn_MX)
+    torch.testing.assert_close(dots_TN[:, :num_rows], want.flatten(1) @ case.fn_MX.t(), rtol=1e-4, atol=1e-4)
+    products_TSS = dots_TN[:, num_rows:].unflatten(1, (streams, streams))
+    torch.testing.assert_close(products_TSS, want @ want.transpose(1, 2), rtol=1e-4, atol=1e-4)
 
 
 @BOTH
@@ -110,11 +111,11 @@ def run_triton(case: Case, parts_QTD: torch.Tensor, tokens: slice, config) -> tu
         streams_TSD=case.streams_TSD[tokens], fn_MX=case.fn_MX, base=case.base, scale=case.scale, norm_D=case.norm_D
     )
     mixed = enter(part, config, Kernels.TRITON)
-    streams_TSD, dots_PTM1 = mix_out(
+    streams_TSD, dots_TNP = mix_out(
         parts_QTD[:, tokens], part.streams_TSD, mixed.post_TS, mixed.comb_TSS, part.fn_MX, kernels=Kernels.TRITON
     )
-    after = enter(part, config, Kernels.TRITON, dots=dots_PTM1)
-    return mixed.x_TD, mixed.post_TS, mixed.comb_TSS, streams_TSD, dots_PTM1.transpose(0, 1), after.x_TD
+    after = enter(part, config, Kernels.TRITON, dots=dots_TNP)
+    return mixed.x_TD, mixed.post_TS, mixed.comb_TSS, streams_TSD, dots_TNP, after.x_TD
 
 
 @pytest.mark.parametrize("num_tokens", [6, pytest.param(17, marks=pytest.mark.gpu)])
@@ -138,8 +139,8 @@ def test_real_widths_in_bf16_equal_the_reference_and_do_not_depend_on_other_toke
     torch.testing.assert_close(together[0], mixed.x_TD, rtol=1.6e-2, atol=1e-2)
     torch.testing.assert_close(together[1], mixed.post_TS, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(together[2], mixed.comb_TSS, rtol=1e-4, atol=1e-5)
-    streams_TSD, dots_PTM1 = mix_out(
+    streams_TSD, dots_TNP = mix_out(
         parts_QTD, case.streams_TSD, mixed.post_TS, mixed.comb_TSS, case.fn_MX, kernels=Kernels.REFERENCE
     )
     torch.testing.assert_close(together[3], streams_TSD, rtol=1.6e-2, atol=1e-2)
-    torch.testing.assert_close(together[4].sum(1), dots_PTM1.sum(0), rtol=1e-2, atol=5e-2)
+    torch.testing.assert_close(together[4].sum(-1), dots_TNP.sum(-1), rtol=1e-2, atol=5e-2)
