@@ -109,7 +109,7 @@ def layer_weights(block: Block, dtype: torch.dtype, formats: WeightFormats) -> L
         router=join([ffn.gate], dtype),
         router_bias_E=bias,
         router_table_Vk=table,
-        routed=_routed(ffn, formats.experts),
+        routed=_routed(ffn, dtype, formats.experts),
         shared=_shared(ffn, dtype, formats.linears),
     )
 
@@ -118,7 +118,7 @@ def join(linears: Sequence[nn.Module], dtype: torch.dtype, form: WeightFormat = 
     """One stored matrix of all rows of ``linears``; plain matrices replace the linears' own parameters."""
     weights = [linear.weight.detach() for linear in linears]
     if form is not WeightFormat.PLAIN:
-        return store(torch.cat(weights), form)
+        return store(torch.cat(weights), form, dtype)
     kept = common_dtype(weights, dtype)
     if len(weights) == 1 and weights[0].dtype == kept:
         return StoredWeight(values=weights[0])
@@ -137,19 +137,19 @@ def common_dtype(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.d
     return dtype if exact else torch.float32
 
 
-def store(weight: torch.Tensor, form: WeightFormat) -> StoredWeight:
-    """A matrix [O, I], or a stack of them [E, O, I], in a storage format."""
+def store(weight: torch.Tensor, form: WeightFormat, dtype: torch.dtype) -> StoredWeight:
+    """A matrix [O, I], or a stack of them [E, O, I], in a storage format, packed for activations of bf16 ``dtype``."""
     if form is WeightFormat.PLAIN:
         return StoredWeight(values=weight)
     if form is WeightFormat.FP4:
         values, scales = quantize_fp4(weight)
-        return StoredWeight(values=values, scales=scales, format=form)
-    if weight.dim() == 2:
+    elif weight.dim() == 2:
         values, scales = quantize_fp8_blocks(weight)
-        return StoredWeight(values=values, scales=scales, format=form)
-    parts = [quantize_fp8_blocks(each) for each in weight]
-    values, scales = torch.stack([v for v, _ in parts]), torch.stack([s for _, s in parts])
-    return StoredWeight(values=values, scales=scales, format=form)
+    else:
+        parts = [quantize_fp8_blocks(each) for each in weight]
+        values, scales = torch.stack([v for v, _ in parts]), torch.stack([s for _, s in parts])
+    stored = StoredWeight(values=values, scales=scales, format=form)
+    return stored.pack() if dtype == torch.bfloat16 else stored
 
 
 def _input_weights(
@@ -196,11 +196,9 @@ def _compressor_inputs(compressor: Compressor) -> CompressorInputs:
     )
 
 
-def _routed(ffn: MixtureOfExperts, form: WeightFormat) -> ExpertWeights:
-    experts = ffn.experts
-    return ExpertWeights(
-        w1=store(experts.w1.detach(), form), w3=store(experts.w3.detach(), form), w2=store(experts.w2.detach(), form)
-    )
+def _routed(ffn: MixtureOfExperts, dtype: torch.dtype, form: WeightFormat) -> ExpertWeights:
+    w1, w2, w3 = (store(each.detach(), form, dtype) for each in (ffn.experts.w1, ffn.experts.w2, ffn.experts.w3))
+    return ExpertWeights(w1=w1, w2=w2, w3=w3)
 
 
 def _shared(ffn: MixtureOfExperts, dtype: torch.dtype, form: WeightFormat) -> ExpertWeights:

@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from backends.deepseek_v4.ops.device.weights import FP8, fp8_scales, load_rows, multiply
+from backends.deepseek_v4.ops.device.weights import FP8_BLOCK, multiply_rows
 from backends.deepseek_v4.ops.experts.plan import plan_blocks
 from backends.deepseek_v4.ops.experts.tiles import ExpertTiles, choose_tiles, row_block
 from backends.deepseek_v4.ops.experts.values import ExpertWeights
-from backends.deepseek_v4.ops.linear.kernel import FORMAT_CODES, KernelWeight, is_exact
+from backends.deepseek_v4.ops.linear.kernel import KernelWeight, format_code, is_exact
 from backends.deepseek_v4.ops.linear.tiles import Tile
 from backends.deepseek_v4.ops.route.values import Routing
+from backends.deepseek_v4.stored_weight import StoredWeight
 
 
 @triton.jit
@@ -45,95 +46,130 @@ def _block_rows(
     return is_shared, expert, count, token_N, place_N, row_N < count
 
 
+@triton.jit
+def _gate_and_up(
+    gate_ptr, up_ptr, gate_scales_ptr, up_scales_ptr, values_stride, scales_stride, x_ptr, x_offset_N, inside_N,
+    num_inputs, width,
+    HALF: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """HALF rows of the gate matrix above as many of the up matrix, times rows of x."""
+    first = tl.program_id(0) * HALF
+    place_M = tl.arange(0, 2 * HALF)
+    row_M = tl.minimum(first + place_M % HALF, width - 1)
+    is_gate_M = place_M < HALF
+    shared_row = (first // FP8_BLOCK) * scales_stride
+    return multiply_rows(
+        tl.where(is_gate_M, gate_ptr, up_ptr) + row_M * values_stride,
+        tl.where(is_gate_M, gate_scales_ptr, up_scales_ptr) + row_M * scales_stride,
+        gate_scales_ptr + shared_row, up_scales_ptr + shared_row, x_ptr, x_offset_N, inside_N, 0, num_inputs,
+        FORMAT, EXACT, BLOCK_K, STEPS, WHOLE, True,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _first(
     x_ptr, h_ptr, weights_ptr, ids_ptr, table_ptr, pairs_ptr,
     w1_ptr, w3_ptr, scales1_ptr, scales3_ptr, shared1_ptr, shared3_ptr, shared_scales1_ptr, shared_scales3_ptr,
     num_tokens, num_shared, num_blocks, num_inputs, width, x_stride,
-    values_stride, scales_stride, expert_values, expert_scales, limit,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
-    FORMAT: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, SORTED: tl.constexpr,
+    values_stride, scales_stride, expert_values, expert_scales, shared_values_stride, shared_scales_stride, limit,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr, SORTED: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
+    SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """``h = silu(w1 x) * (w3 x) * routing weight`` of BLOCK_O outputs of a block of rows."""
+    """``h = silu(w1 x) * (w3 x) * routing weight`` of BLOCK_O / 2 outputs of a block of rows."""
     is_shared, expert, count, token_N, place_N, inside_N = _block_rows(
         ids_ptr, table_ptr, pairs_ptr, num_tokens, num_shared, num_blocks, K, ROWS, SORTED
     )
     if count > 0:
-        output_M = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-        row_M = tl.minimum(output_M, width - 1)
-        skipped = expert.to(tl.int64)
-        gate_ptr = tl.where(is_shared, shared1_ptr, w1_ptr + skipped * expert_values)
-        up_ptr = tl.where(is_shared, shared3_ptr, w3_ptr + skipped * expert_values)
-        gate_scales_ptr = tl.where(is_shared, shared_scales1_ptr, scales1_ptr + skipped * expert_scales)
-        up_scales_ptr = tl.where(is_shared, shared_scales3_ptr, scales3_ptr + skipped * expert_scales)
-        gate = tl.zeros((BLOCK_O, ROWS), dtype=tl.float32)
-        up = tl.zeros((BLOCK_O, ROWS), dtype=tl.float32)
-        gate_scale = tl.full((BLOCK_O,), 1.0, dtype=tl.float32)
-        up_scale = tl.full((BLOCK_O,), 1.0, dtype=tl.float32)
-        if FORMAT == FP8:
-            gate_scale = fp8_scales(gate_scales_ptr, scales_stride, row_M, 0, num_inputs, BLOCK_K)
-            up_scale = fp8_scales(up_scales_ptr, scales_stride, row_M, 0, num_inputs, BLOCK_K)
-        for step in range(STEPS):
-            x_KN = load_rows(x_ptr, token_N * x_stride, inside_N, step, num_inputs, BLOCK_K, WHOLE)
-            next_gate_scale, next_up_scale = gate_scale, up_scale
-            if FORMAT == FP8:
-                next_gate_scale = fp8_scales(gate_scales_ptr, scales_stride, row_M, step + 1, num_inputs, BLOCK_K)
-                next_up_scale = fp8_scales(up_scales_ptr, scales_stride, row_M, step + 1, num_inputs, BLOCK_K)
-            if EXACT:
-                x_KN = x_KN.to(tl.float32)
-            gate = multiply(
-                gate, gate_ptr, values_stride, gate_scales_ptr, scales_stride, row_M, gate_scale, x_KN, step,
-                num_inputs, FORMAT, EXACT, BLOCK_K, WHOLE,
+        HALF: tl.constexpr = BLOCK_O // 2
+        values, scales = expert.to(tl.int64) * expert_values, expert.to(tl.int64) * expert_scales
+        gate_ptr, up_ptr = w1_ptr + values, w3_ptr + values
+        gate_scales_ptr, up_scales_ptr = scales1_ptr + scales, scales3_ptr + scales
+        x_offset_N = token_N * x_stride
+        if FORMAT == SHARED_FORMAT:
+            both = _gate_and_up(
+                tl.where(is_shared, shared1_ptr, gate_ptr), tl.where(is_shared, shared3_ptr, up_ptr),
+                tl.where(is_shared, shared_scales1_ptr, gate_scales_ptr),
+                tl.where(is_shared, shared_scales3_ptr, up_scales_ptr),
+                values_stride, scales_stride, x_ptr, x_offset_N, inside_N, num_inputs, width,
+                HALF, FORMAT, EXACT, BLOCK_K, STEPS, WHOLE,
             )  # fmt: skip
-            up = multiply(
-                up, up_ptr, values_stride, up_scales_ptr, scales_stride, row_M, up_scale, x_KN, step,
-                num_inputs, FORMAT, EXACT, BLOCK_K, WHOLE,
+        elif is_shared:
+            both = _gate_and_up(
+                shared1_ptr, shared3_ptr, shared_scales1_ptr, shared_scales3_ptr, shared_values_stride,
+                shared_scales_stride, x_ptr, x_offset_N, inside_N, num_inputs, width,
+                HALF, SHARED_FORMAT, EXACT, SHARED_BLOCK_K, SHARED_STEPS, SHARED_WHOLE,
             )  # fmt: skip
-            gate_scale, up_scale = next_gate_scale, next_up_scale
+        else:
+            both = _gate_and_up(
+                gate_ptr, up_ptr, gate_scales_ptr, up_scales_ptr, values_stride, scales_stride,
+                x_ptr, x_offset_N, inside_N, num_inputs, width,
+                HALF, FORMAT, EXACT, BLOCK_K, STEPS, WHOLE,
+            )  # fmt: skip
+        gate, up = both.reshape(2, HALF, ROWS).permute(1, 2, 0).split()
         if limit > 0:
             gate = tl.minimum(gate, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
         weight_N = tl.load(weights_ptr + token_N * K + place_N, mask=inside_N & (place_N < K), other=1.0)
         h = gate / (1.0 + tl.exp(-gate)) * up * weight_N[None, :]
-        out = h_ptr + (place_N * num_tokens + token_N)[None, :].to(tl.int64) * width + output_M[:, None]
-        tl.store(out, h.to(h_ptr.dtype.element_ty), mask=inside_N[None, :] & (output_M < width)[:, None])
+        output_H = tl.program_id(0) * HALF + tl.arange(0, HALF)
+        out = h_ptr + (place_N * num_tokens + token_N)[None, :].to(tl.int64) * width + output_H[:, None]
+        tl.store(out, h.to(h_ptr.dtype.element_ty), mask=inside_N[None, :] & (output_H < width)[:, None])
+
+
+@triton.jit
+def _down(
+    values_ptr, scales_ptr, values_stride, scales_stride, h_ptr, h_offset_N, inside_N, num_inputs, num_outputs,
+    BLOCK_O: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_O rows of the down matrix times rows of h."""
+    first = tl.program_id(0) * BLOCK_O
+    row_M = tl.minimum(first + tl.arange(0, BLOCK_O), num_outputs - 1)
+    shared_scales_ptr = scales_ptr + (first // FP8_BLOCK) * scales_stride
+    return multiply_rows(
+        values_ptr + row_M * values_stride, scales_ptr + row_M * scales_stride, shared_scales_ptr, shared_scales_ptr,
+        h_ptr, h_offset_N, inside_N, 0, num_inputs, FORMAT, EXACT, BLOCK_K, STEPS, WHOLE, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _second(
     h_ptr, out_ptr, ids_ptr, table_ptr, pairs_ptr, w2_ptr, scales_ptr, shared_ptr, shared_scales_ptr,
     num_tokens, num_shared, num_blocks, num_inputs, num_outputs,
-    values_stride, scales_stride, expert_values, expert_scales,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
-    FORMAT: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, SORTED: tl.constexpr,
+    values_stride, scales_stride, expert_values, expert_scales, shared_values_stride, shared_scales_stride,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr, SORTED: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
+    SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """``w2 h`` of BLOCK_O outputs of a block of rows."""
     is_shared, expert, count, token_N, place_N, inside_N = _block_rows(
         ids_ptr, table_ptr, pairs_ptr, num_tokens, num_shared, num_blocks, K, ROWS, SORTED
     )
     if count > 0:
-        output_M = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-        row_M = tl.minimum(output_M, num_outputs - 1)
-        skipped = expert.to(tl.int64)
-        down_ptr = tl.where(is_shared, shared_ptr, w2_ptr + skipped * expert_values)
-        down_scales_ptr = tl.where(is_shared, shared_scales_ptr, scales_ptr + skipped * expert_scales)
+        down_ptr = w2_ptr + expert.to(tl.int64) * expert_values
+        down_scales_ptr = scales_ptr + expert.to(tl.int64) * expert_scales
         row_N = place_N * num_tokens + token_N
-        acc = tl.zeros((BLOCK_O, ROWS), dtype=tl.float32)
-        scale = tl.full((BLOCK_O,), 1.0, dtype=tl.float32)
-        if FORMAT == FP8:
-            scale = fp8_scales(down_scales_ptr, scales_stride, row_M, 0, num_inputs, BLOCK_K)
-        for step in range(STEPS):
-            h_KN = load_rows(h_ptr, row_N * num_inputs, inside_N, step, num_inputs, BLOCK_K, WHOLE)
-            next_scale = scale
-            if FORMAT == FP8:
-                next_scale = fp8_scales(down_scales_ptr, scales_stride, row_M, step + 1, num_inputs, BLOCK_K)
-            if EXACT:
-                h_KN = h_KN.to(tl.float32)
-            acc = multiply(
-                acc, down_ptr, values_stride, down_scales_ptr, scales_stride, row_M, scale, h_KN, step,
-                num_inputs, FORMAT, EXACT, BLOCK_K, WHOLE,
+        if FORMAT == SHARED_FORMAT:
+            acc = _down(
+                tl.where(is_shared, shared_ptr, down_ptr), tl.where(is_shared, shared_scales_ptr, down_scales_ptr),
+                values_stride, scales_stride, h_ptr, row_N * num_inputs, inside_N, num_inputs, num_outputs,
+                BLOCK_O, FORMAT, EXACT, BLOCK_K, STEPS, WHOLE,
             )  # fmt: skip
-            scale = next_scale
+        elif is_shared:
+            acc = _down(
+                shared_ptr, shared_scales_ptr, shared_values_stride, shared_scales_stride,
+                h_ptr, row_N * num_inputs, inside_N, num_inputs, num_outputs,
+                BLOCK_O, SHARED_FORMAT, EXACT, SHARED_BLOCK_K, SHARED_STEPS, SHARED_WHOLE,
+            )  # fmt: skip
+        else:
+            acc = _down(
+                down_ptr, down_scales_ptr, values_stride, scales_stride,
+                h_ptr, row_N * num_inputs, inside_N, num_inputs, num_outputs,
+                BLOCK_O, FORMAT, EXACT, BLOCK_K, STEPS, WHOLE,
+            )  # fmt: skip
+        output_M = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         out = out_ptr + row_N[None, :].to(tl.int64) * num_outputs + output_M[:, None]
         tl.store(out, acc, mask=inside_N[None, :] & (output_M < num_outputs)[:, None])
 
@@ -176,27 +212,6 @@ class _Rows:
         return triton.cdiv(self.num_tokens, self.block)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Launch:
-    """Experts of one launch, all stored alike; a kind that has no blocks in it is not read."""
-
-    routed: ExpertWeights
-    shared: ExpertWeights
-    num_shared: int
-    num_routed: int
-
-
-def _launches(routed: ExpertWeights, shared: ExpertWeights, rows: _Rows) -> tuple[_Launch, ...]:
-    """One launch where both kinds of experts are stored alike, else one for each."""
-    num_shared, num_routed = rows.num_shared_blocks, rows.num_routed_blocks
-    if (routed.w1.format, routed.w1.values.dtype) == (shared.w1.format, shared.w1.values.dtype):
-        return (_Launch(routed=routed, shared=shared, num_shared=num_shared, num_routed=num_routed),)
-    return (
-        _Launch(routed=shared, shared=shared, num_shared=num_shared, num_routed=0),
-        _Launch(routed=routed, shared=routed, num_shared=0, num_routed=num_routed),
-    )
-
-
 def experts(
     x_TD: torch.Tensor,
     routing: Routing,
@@ -211,46 +226,71 @@ def experts(
     assert routing.ids_Tk.is_contiguous() and routing.weights_Tk.is_contiguous(), "a routing must be contiguous"
     hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
     rows = _Rows.of(routing, routed.w1.values.shape[0])
+    exact = is_exact(x_TD, routed.w1) or is_exact(x_TD, shared.w1)
+    assert not (exact and (routed.w1.packed or shared.w1.packed)), "packed weights are multiplied by bf16 rows only"
     h = torch.empty((rows.k + 1, rows.num_tokens, width), device=x_TD.device, dtype=x_TD.dtype)
     out = torch.empty((rows.k + 1, rows.num_tokens, hidden), device=x_TD.device, dtype=torch.float32)
-    launches = [
-        (launch, tiles or choose_tiles(launch.routed.w1.format, rows.block, exact=is_exact(x_TD, launch.routed.w1)))
-        for launch in _launches(routed, shared, rows)
-    ]
-    for launch, each in launches:
-        _run_first(x_TD, h, launch, rows, each.first, limit)
-    for launch, each in launches:
-        _run_second(h, out, launch, rows, each.second)
+    routed_tiles = tiles or choose_tiles(routed.w1.format, rows.block, exact=exact)
+    shared_tiles = choose_tiles(shared.w1.format, rows.block, exact=exact)
+    if _code(routed.w1) == _code(shared.w1):
+        shared_tiles = routed_tiles
+    _run_first(x_TD, h, routed, shared, rows, routed_tiles.first, shared_tiles.first, exact, limit)
+    _run_second(h, out, routed, shared, rows, routed_tiles.second, shared_tiles.second, exact)
     return out
 
 
-def _run_first(x_TD: torch.Tensor, h: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile, limit: float) -> None:
-    """Write the activations ``h`` [k + 1, T, I] of a launch's experts."""
-    w1, w3 = KernelWeight.of(launch.routed.w1), KernelWeight.of(launch.routed.w3)
-    s1, s3 = KernelWeight.of(launch.shared.w1), KernelWeight.of(launch.shared.w3)
-    hidden, width = launch.routed.w1.num_inputs, launch.routed.w1.num_outputs
-    _first[(triton.cdiv(width, tile.block_outputs), launch.num_shared + launch.num_routed)](
+def _code(weight: StoredWeight) -> tuple[int, torch.dtype]:
+    return format_code(weight), weight.values.dtype
+
+
+def _steps(weight: StoredWeight, shared: StoredWeight, tile: Tile, shared_tile: Tile) -> dict[str, int | bool]:
+    """Constants of how inputs are gone through; with as many outputs in a tile, both kinds share a launch."""
+    assert tile.block_outputs == shared_tile.block_outputs, "tiles of routed and shared experts have other heights"
+    inputs = weight.num_inputs
+    same = _code(weight) == _code(shared)
+    return {
+        "FORMAT": format_code(weight),
+        "BLOCK_K": tile.block_inputs,
+        "STEPS": triton.cdiv(inputs, tile.block_inputs),
+        "WHOLE": inputs % tile.block_inputs == 0,
+        # Plain weights of two types differ, too.
+        "SHARED_FORMAT": format_code(weight) if same else format_code(shared),
+        "SHARED_BLOCK_K": shared_tile.block_inputs,
+        "SHARED_STEPS": triton.cdiv(inputs, shared_tile.block_inputs),
+        "SHARED_WHOLE": inputs % shared_tile.block_inputs == 0,
+    }
+
+
+def _run_first(
+    x_TD: torch.Tensor, h: torch.Tensor, routed: ExpertWeights, shared: ExpertWeights, rows: _Rows,
+    tile: Tile, shared_tile: Tile, exact: bool, limit: float,
+) -> None:  # fmt: skip
+    """Write the activations ``h`` [k + 1, T, I]."""
+    w1, w3, s1, s3 = (KernelWeight.of(each) for each in (routed.w1, routed.w3, shared.w1, shared.w3))
+    hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
+    _first[(triton.cdiv(width, tile.block_outputs // 2), rows.num_shared_blocks + rows.num_routed_blocks)](
         x_TD, h, rows.routing.weights_Tk, rows.routing.ids_Tk, rows.table, rows.pairs,
         w1.values, w3.values, w1.scales, w3.scales, s1.values, s3.values, s1.scales, s3.scales,
-        rows.num_tokens, launch.num_shared, rows.num_routed_blocks, hidden, width, x_TD.stride(0),
-        w1.values_stride, w1.scales_stride, w1.values.stride(0), w1.scales.stride(0), float(limit),
-        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, BLOCK_K=tile.block_inputs,
-        STEPS=triton.cdiv(hidden, tile.block_inputs), FORMAT=FORMAT_CODES[launch.routed.w1.format],
-        EXACT=is_exact(x_TD, launch.routed.w1), WHOLE=hidden % tile.block_inputs == 0, SORTED=rows.num_tokens > 1,
-        num_warps=tile.warps, num_stages=tile.stages,
+        rows.num_tokens, rows.num_shared_blocks, rows.num_routed_blocks, hidden, width, x_TD.stride(0),
+        w1.values_stride, w1.scales_stride, w1.values.stride(0), w1.scales.stride(0),
+        s1.values_stride, s1.scales_stride, float(limit),
+        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, EXACT=exact, SORTED=rows.num_tokens > 1,
+        num_warps=tile.warps, num_stages=tile.stages, **_steps(routed.w1, shared.w1, tile, shared_tile),
     )  # fmt: skip
 
 
-def _run_second(h: torch.Tensor, out: torch.Tensor, launch: _Launch, rows: _Rows, tile: Tile) -> None:
-    """Write the outputs [k + 1, T, D] of a launch's experts."""
-    w2, s2 = KernelWeight.of(launch.routed.w2), KernelWeight.of(launch.shared.w2)
-    hidden, width = launch.routed.w1.num_inputs, launch.routed.w1.num_outputs
-    _second[(triton.cdiv(hidden, tile.block_outputs), launch.num_shared + launch.num_routed)](
+def _run_second(
+    h: torch.Tensor, out: torch.Tensor, routed: ExpertWeights, shared: ExpertWeights, rows: _Rows,
+    tile: Tile, shared_tile: Tile, exact: bool,
+) -> None:  # fmt: skip
+    """Write the outputs [k + 1, T, D]."""
+    w2, s2 = KernelWeight.of(routed.w2), KernelWeight.of(shared.w2)
+    hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
+    _second[(triton.cdiv(hidden, tile.block_outputs), rows.num_shared_blocks + rows.num_routed_blocks)](
         h, out, rows.routing.ids_Tk, rows.table, rows.pairs, w2.values, w2.scales, s2.values, s2.scales,
-        rows.num_tokens, launch.num_shared, rows.num_routed_blocks, width, hidden,
+        rows.num_tokens, rows.num_shared_blocks, rows.num_routed_blocks, width, hidden,
         w2.values_stride, w2.scales_stride, w2.values.stride(0), w2.scales.stride(0),
-        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, BLOCK_K=tile.block_inputs,
-        STEPS=triton.cdiv(width, tile.block_inputs), FORMAT=FORMAT_CODES[launch.routed.w1.format],
-        EXACT=is_exact(h, launch.routed.w2), WHOLE=width % tile.block_inputs == 0, SORTED=rows.num_tokens > 1,
-        num_warps=tile.warps, num_stages=tile.stages,
+        s2.values_stride, s2.scales_stride,
+        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, EXACT=exact, SORTED=rows.num_tokens > 1,
+        num_warps=tile.warps, num_stages=tile.stages, **_steps(routed.w2, shared.w2, tile, shared_tile),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Tiles of the expert kernels for an H200; how such tables are chosen is told in ``ops.linear.tiles``.
 
-The first product holds a tile of the gate and one of the up matrix in each stage. At one token 7 experts of width 2048
-make 224 programs of 64 outputs for 132 multiprocessors, each with two stages of 32 KB on their way and two programs of
-them on a multiprocessor; the second product makes 448.
+The first product's tile is half gate and half up matrix. At one token 7 experts of width 2048 make 448 programs of 32
+outputs each for 132 multiprocessors, and the second product 448 of 64. Where the shared expert is stored otherwise
+than the routed ones, programs of both kinds share a launch: their tiles are equally high and have as many stages.
 """
 
 from dataclasses import dataclass, replace
@@ -23,31 +23,28 @@ EXACT_TILES = ExpertTiles(first=EXACT_TILE, second=EXACT_TILE)
 # By format; as in ``ops.linear.tiles`` all tiles of a format use one matrix instruction.
 TILES = {
     WeightFormat.PLAIN: ExpertTiles(
-        first=Tile(block_outputs=64, block_inputs=128, stages=3, warps=4),
+        first=Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
         second=Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     ),
     WeightFormat.FP8: ExpertTiles(
-        first=Tile(block_outputs=32, block_inputs=128, stages=4, warps=2),
-        second=Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
+        first=Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
+        second=Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
     ),
     WeightFormat.FP4: ExpertTiles(
-        first=Tile(block_outputs=32, block_inputs=256, stages=3, warps=2),
-        second=Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
+        first=Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
+        second=Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
     ),
 }
 
 
 def choose_tiles(weight_format: WeightFormat, rows: int, *, exact: bool) -> ExpertTiles:
-    """Tiles for blocks of ``rows`` pairs; ``exact`` for fp32 products.
-
-    Of a quantised format, more rows are spread over more warps, as their sums would not fit into registers.
-    """
+    """Tiles for blocks of ``rows`` pairs; ``exact`` for fp32 products. More rows leave room for fewer stages."""
     if exact:
         return EXACT_TILES
     tiles = TILES[weight_format]
-    if weight_format is WeightFormat.PLAIN or rows <= 16:
+    if rows < 64:
         return tiles
-    return ExpertTiles(first=replace(tiles.first, warps=4), second=replace(tiles.second, warps=4))
+    return ExpertTiles(first=replace(tiles.first, stages=3), second=replace(tiles.second, stages=3))
 
 
 def row_block(num_tokens: int, k: int, num_experts: int) -> int:

@@ -1,12 +1,14 @@
 """linear: which implementation."""
 
+from collections.abc import Sequence
+
 import torch
 
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.ops.linear import reference
 from backends.deepseek_v4.stored_weight import StoredWeight
 
-__all__ = ["linear"]
+__all__ = ["joint_linear", "linear"]
 
 # More rows than this go to the library's product, which the kernel does not beat there.
 MOST_KERNEL_ROWS = 128
@@ -28,13 +30,15 @@ def linear(
     dtype   of the parts: fp32, or bf16 with ``splits=1``
     splits  parts P; None: chosen from O and I alone, so that the bits of a row never depend on T up to 64
 
-    bf16 x is multiplied in bf16 with fp32 accumulation (fp32 weights: all in fp32), fp32 x in fp32. More than 128 rows
-    go through ``torch`` and one part.
+    bf16 x is multiplied in bf16 with fp32 accumulation, fp32 x and fp32 weights in fp32. Quantised weights should be
+    packed for bf16 x (``StoredWeight.pack``): those that are not are multiplied in fp32, slowly; fp32 x takes no packed
+    ones. More than 128 rows go through ``torch`` and one part.
     """
     num_rows, width = x_TX.shape
     assert width == groups * weight.num_inputs, f"x has {width} columns, weight wants {groups * weight.num_inputs}"
     assert weight.num_outputs % groups == 0, f"{weight.num_outputs} outputs do not split into {groups} groups"
     assert splits == 1 or dtype == torch.float32, "parts of a split product are fp32"
+    assert not (weight.packed and x_TX.dtype == torch.float32), "packed weights are multiplied by bf16 rows only"
     if kernels is Kernels.REFERENCE or num_rows == 0:
         return reference.linear(x_TX, weight, groups=groups, dtype=dtype)
     if num_rows > MOST_KERNEL_ROWS:
@@ -42,3 +46,17 @@ def linear(
     from backends.deepseek_v4.ops.linear import kernel
 
     return kernel.linear(x_TX, weight, groups=groups, dtype=dtype, splits=splits)
+
+
+def joint_linear(x_TI: torch.Tensor, weights: Sequence[StoredWeight], *, kernels: Kernels) -> torch.Tensor:
+    """Parts fp32 [P, T, O] as of one weight with the rows of all ``weights`` in order, which may be stored differently.
+
+    See ``linear``; one launch for each weight.
+    """
+    if len(weights) == 1:
+        return linear(x_TI, weights[0], kernels=kernels)
+    if kernels is Kernels.REFERENCE or not 0 < x_TI.shape[0] <= MOST_KERNEL_ROWS:
+        return torch.cat([linear(x_TI, weight, kernels=kernels) for weight in weights], dim=-1)
+    from backends.deepseek_v4.ops.linear import kernel
+
+    return kernel.joint_linear(x_TI, weights)

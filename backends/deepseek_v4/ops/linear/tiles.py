@@ -10,6 +10,7 @@ from the weight's sizes and format alone (``choose_splits``). ``Tile`` may depen
 outputs and the number of stages change who computes a value, never how. A part is whole units of ``SPLIT_UNIT`` inputs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.deepseek_v4.stored_weight import WeightFormat
@@ -33,21 +34,21 @@ class Tile:
     warps: int
 
 
-# Tiles of bf16 products by format and rows of a block. Stored bf16 goes straight from shared memory to the matrix unit
-# (wgmma: 64 outputs, 4 warps). Quantised weights pass registers on the way, and there the compiler lays out bytes well
-# only for the smaller instruction (mma.sync: under 64 outputs or under 4 warps). All tiles of a format must use the
-# same instruction, or the bits of a row would change with the number of rows. A step of fp4 has 4 bytes of scales for
-# each thread at least: fewer are not copied ahead.
+# Tiles of bf16 products by format and rows of a block. All use one matrix instruction (wgmma: 64 outputs for 4 warps),
+# or the bits of a row would change with the number of rows. It takes stored bf16 straight from shared memory and packed
+# weights from registers, where every warp decodes outputs of its own. More rows make tiles higher, as each tile of the
+# weight is accompanied by one of x. A step of fp4 has 4 bytes of scales for a thread at least: fewer are not copied
+# ahead.
 TILES = {
     (WeightFormat.PLAIN, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 64): Tile(block_outputs=64, block_inputs=128, stages=3, warps=4),
-    (WeightFormat.FP8, 16): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
-    (WeightFormat.FP8, 32): Tile(block_outputs=32, block_inputs=128, stages=6, warps=2),
-    (WeightFormat.FP8, 64): Tile(block_outputs=32, block_inputs=128, stages=4, warps=4),
-    (WeightFormat.FP4, 16): Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
-    (WeightFormat.FP4, 32): Tile(block_outputs=32, block_inputs=256, stages=4, warps=2),
-    (WeightFormat.FP4, 64): Tile(block_outputs=32, block_inputs=256, stages=3, warps=4),
+    (WeightFormat.FP8, 16): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
+    (WeightFormat.FP8, 32): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
+    (WeightFormat.FP8, 64): Tile(block_outputs=128, block_inputs=128, stages=3, warps=8),
+    (WeightFormat.FP4, 16): Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
+    (WeightFormat.FP4, 32): Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
+    (WeightFormat.FP4, 64): Tile(block_outputs=128, block_inputs=256, stages=3, warps=8),
 }
 # fp32 products run on ordinary units and are not tuned.
 EXACT_TILE = Tile(block_outputs=32, block_inputs=32, stages=2, warps=4)
@@ -69,16 +70,26 @@ def choose_splits(num_outputs: int, num_inputs: int) -> int:
     The time is that of the multiprocessor with the most tiles; one and a half programs for each are wanted at least,
     as a single one has too few bytes on their way.
     """
-    units, columns = -(-num_inputs // SPLIT_UNIT), -(-num_outputs // SPLIT_OUTPUTS)
+    return choose_joint_splits((num_outputs,), num_inputs)
+
+
+def choose_joint_splits(outputs: Sequence[int], num_inputs: int) -> int:
+    """The same for products of one input with as many parts each, launched one after the other."""
+    units = -(-num_inputs // SPLIT_UNIT)
 
     def cost(splits: int) -> float:
         units_each = -(-units // splits)
-        num_programs = columns * -(-units // units_each)
-        share = max(num_programs / NUM_PROCESSORS, 1.5)
-        # Beyond eight programs each, unevenness at the end is lost in the whole.
-        share = share if share > 8 else -(-num_programs // NUM_PROCESSORS)
-        shortage = max(1.0, 1.5 * NUM_PROCESSORS / num_programs)
-        return max(share, 1) * units_each * shortage * (1 + COST_OF_PART * splits)
+        num_parts = -(-units // units_each)
+        busy = sum(_busy(-(-each // SPLIT_OUTPUTS) * num_parts) for each in outputs)
+        return busy * units_each * (1 + COST_OF_PART * splits)
 
     # Parts of one size: their kernel has no masks.
     return min((each for each in range(1, MOST_SPLITS + 1) if units % each == 0), key=cost)
+
+
+def _busy(num_programs: int) -> float:
+    """Programs that the busiest multiprocessor runs one after the other, and what too few programs make of that."""
+    share = max(num_programs / NUM_PROCESSORS, 1.5)
+    # Beyond eight programs each, unevenness at the end is lost in the whole.
+    share = share if share > 8 else -(-num_programs // NUM_PROCESSORS)
+    return max(share, 1) * max(1.0, 1.5 * NUM_PROCESSORS / num_programs)

@@ -132,10 +132,20 @@ def test_no_tokens_give_no_rows() -> None:
     assert got.shape == (3, 0, 32)
 
 
+def packed(weights: ExpertWeights) -> ExpertWeights:
+    return ExpertWeights(w1=weights.w1.pack(), w2=weights.w2.pack(), w3=weights.w3.pack())
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("weight_format", FORMATS)
-def test_kernel_agrees_with_the_reference_in_bf16_and_keeps_bits(weight_format: WeightFormat) -> None:
-    routed, shared = (make_experts(512, 256, weight_format, num=num, dtype=torch.bfloat16) for num in (16, None))
+@pytest.mark.parametrize(
+    ("weight_format", "shared_format"),
+    [*((each, each) for each in FORMATS), (WeightFormat.FP4, WeightFormat.FP8), (WeightFormat.FP4, WeightFormat.PLAIN)],
+)
+def test_kernel_agrees_with_the_reference_in_bf16_and_keeps_bits(
+    weight_format: WeightFormat, shared_format: WeightFormat
+) -> None:
+    routed = packed(make_experts(512, 256, weight_format, num=16, dtype=torch.bfloat16))
+    shared = packed(make_experts(512, 256, shared_format, dtype=torch.bfloat16))
     routing = random_routing(64, 6, 16)
     x = torch.randn(64, 512, dtype=torch.bfloat16)
     expected = experts(x, routing, routed, shared, limit=LIMIT, kernels=Kernels.REFERENCE)

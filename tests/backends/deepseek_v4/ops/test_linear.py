@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from backends.deepseek_v4.kernels import Kernels
-from backends.deepseek_v4.ops.linear import linear
-from backends.deepseek_v4.ops.linear.tiles import SPLIT_UNIT, choose_splits
+from backends.deepseek_v4.ops.linear import joint_linear, linear
+from backends.deepseek_v4.ops.linear.tiles import SPLIT_UNIT, choose_joint_splits, choose_splits
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 from backends.deepseek_v4.weights.storage import quantize_fp4, quantize_fp8_blocks
 
@@ -103,10 +103,30 @@ def test_parts_are_whole_and_equal_where_the_inputs_allow_it() -> None:
             assert units % choose_splits(outputs, inputs) == 0
 
 
+@pytest.mark.usefixtures("nan_empty")
+@pytest.mark.parametrize("rows", [3, 130])
+def test_a_joint_product_is_that_of_all_rows_of_its_weights(rows: int) -> None:
+    weights = (make_weight(40, 320, WeightFormat.FP8), make_weight(23, 320, WeightFormat.PLAIN))
+    x = torch.randn(rows, 320)
+    expected = x @ torch.cat([weight.dense() for weight in weights]).T
+    for kernels in (Kernels.REFERENCE, Kernels.TRITON):
+        parts = joint_linear(x, weights, kernels=kernels)
+        torch.testing.assert_close(parts.sum(0), expected, rtol=1e-4, atol=1e-4)
+    (alone,) = joint_linear(x, weights[:1], kernels=Kernels.REFERENCE)
+    torch.testing.assert_close(alone, expected[:, :40], rtol=1e-4, atol=1e-4)
+
+
+def test_a_joint_product_has_as_many_parts_for_any_number_of_rows() -> None:
+    weights = (make_weight(40, 512, WeightFormat.FP8), make_weight(24, 512, WeightFormat.PLAIN))
+    together = joint_linear(torch.randn(17, 512), weights, kernels=Kernels.TRITON)
+    alone = joint_linear(torch.randn(1, 512), weights, kernels=Kernels.TRITON)
+    assert together.shape[0] == alone.shape[0] == choose_joint_splits((40, 24), 512)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_kernel_agrees_with_the_reference_in_bf16(weight_format: WeightFormat) -> None:
-    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16)
+    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16).pack()
     x = torch.randn(64, 2048, dtype=torch.bfloat16)
     expected = linear(x, weight, groups=2, kernels=Kernels.REFERENCE)[0]
     for rows in (1, 16, 32, 64):
@@ -117,7 +137,7 @@ def test_kernel_agrees_with_the_reference_in_bf16(weight_format: WeightFormat) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(weight_format: WeightFormat) -> None:
-    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16)
+    weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16).pack()
     x = torch.randn(64, 2048, dtype=torch.bfloat16)
     all_rows = linear(x, weight, groups=2, kernels=Kernels.TRITON)
     for rows in (1, 5, 16, 32):
@@ -130,7 +150,7 @@ def test_every_fp8_code_is_decoded_exactly_on_the_device() -> None:
     codes[codes & 127 == 127] = 0  # NaN codes
     values = codes.expand(128, 256).contiguous().view(torch.float8_e4m3fn)
     scales = torch.tensor([[127 - 8, 127 + 3]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    weight = StoredWeight(values=values, scales=scales, format=WeightFormat.FP8)
+    weight = StoredWeight(values=values, scales=scales, format=WeightFormat.FP8).pack()
     for start in (0, 128):
         rows = torch.eye(256, dtype=torch.bfloat16)[start : start + 64]
         got = linear(rows, weight, kernels=Kernels.TRITON).sum(0)
@@ -141,11 +161,32 @@ def test_every_fp8_code_is_decoded_exactly_on_the_device() -> None:
 def test_every_fp4_code_is_decoded_exactly_on_the_device() -> None:
     packed = torch.arange(256, dtype=torch.uint8).view(torch.int8).expand(64, 256).contiguous()
     scales = torch.arange(127 - 8, 127 + 8, dtype=torch.uint8).expand(64, 16).contiguous().view(torch.float8_e8m0fnu)
-    weight = StoredWeight(values=packed, scales=scales, format=WeightFormat.FP4)
+    weight = StoredWeight(values=packed, scales=scales, format=WeightFormat.FP4).pack()
     for start in range(0, 512, 64):
         rows = torch.eye(512, dtype=torch.bfloat16)[start : start + 64]
         got = linear(rows, weight, kernels=Kernels.TRITON).sum(0)
         assert torch.equal(got, weight.dense().T[start : start + 64].contiguous())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outputs", "inputs"), [(100, 288), (72, 1056)])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_sizes_that_no_tile_divides_in_bf16(weight_format: WeightFormat, outputs: int, inputs: int) -> None:
+    weight, x = make_weight(outputs, inputs, weight_format, dtype=torch.bfloat16), torch.randn(64, inputs).bfloat16()
+    expected = linear(x, weight, kernels=Kernels.REFERENCE)[0]
+    for stored in (weight, weight.pack()):
+        for rows in (3, 64):
+            parts = linear(x[:rows], stored, kernels=Kernels.TRITON)
+            assert relative_error(parts.sum(0), expected[:rows]) < 1e-5
+
+
+@pytest.mark.gpu
+def test_a_joint_product_in_bf16_of_packed_and_plain_weights() -> None:
+    formats = (WeightFormat.FP8, WeightFormat.PLAIN)
+    weights = [make_weight(192, 1024, each, dtype=torch.bfloat16).pack() for each in formats]
+    x = torch.randn(5, 1024, dtype=torch.bfloat16)
+    expected = joint_linear(x, weights, kernels=Kernels.REFERENCE).sum(0)
+    assert relative_error(joint_linear(x, weights, kernels=Kernels.TRITON).sum(0), expected) < 1e-5
 
 
 @pytest.mark.gpu
