@@ -68,7 +68,7 @@ class OpSetting:
     def stored(self, form: WeightFormat, *shape: int, dtype: torch.dtype | None = None) -> StoredWeight:
         """A random weight [..., O, I] whose products have about unit scale."""
         values = self.floats(*shape, dtype=self.storage.dtype if dtype is None else dtype)
-        return store(values.mul_(shape[-1] ** -0.5), form)
+        return store(values.mul_(shape[-1] ** -0.5), form, self.storage.dtype)
 
     def expert_weights(self, form: WeightFormat, *lead: int) -> ExpertWeights:
         hidden, width = self.config.hidden_size, self.config.moe_intermediate_size

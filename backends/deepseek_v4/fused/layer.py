@@ -24,13 +24,12 @@ from backends.deepseek_v4.ops.finish_queries import finish_queries
 from backends.deepseek_v4.ops.hyper import MixedInput, mix_in, mix_out
 from backends.deepseek_v4.ops.index_queries import index_queries
 from backends.deepseek_v4.ops.index_scores import index_scores
-from backends.deepseek_v4.ops.linear import linear
+from backends.deepseek_v4.ops.linear import joint_linear, linear
 from backends.deepseek_v4.ops.route import route
 from backends.deepseek_v4.ops.select_rows import select_rows
 from backends.deepseek_v4.ops.sparse_attention import KeyList, sparse_attention
 from backends.deepseek_v4.pass_values import PassAngles, PassIndices, SlotList
 from backends.deepseek_v4.pool import CachePool
-from backends.deepseek_v4.stored_weight import StoredWeight
 from backends.vendor.flash_mla import StepSchedules
 from specdec.api import PackedPass, Tables
 
@@ -110,11 +109,11 @@ def attend(context: FusedContext, layer: int, weights: LayerWeights, x_TD: torch
     """Parts [P, T, D] of the attention output; writes the layer's caches."""
     kernels, config, pool = context.kernels, context.config, context.pool
     angles_T2R = context.angles.of(weights.kind)
-    inputs_PTO = joint_linear(x_TD, weights.inputs, kernels)
+    inputs_PTO = joint_linear(x_TD, weights.inputs, kernels=kernels)
     latent_TL, index_weights_TJ = finish_inputs(
         inputs_PTO, context.indices, angles_T2R, weights.layer_inputs, pool, layer, dtype=x_TD.dtype, kernels=kernels
     )
-    queries_PTX = joint_linear(latent_TL, weights.queries, kernels)
+    queries_PTX = joint_linear(latent_TL, weights.queries, kernels=kernels)
     num_heads, head_dim = config.num_attention_heads, config.head_dim
     q_THD = finish_queries(
         queries_PTX[:, :, : num_heads * head_dim],
@@ -147,14 +146,6 @@ def attend(context: FusedContext, layer: int, weights: LayerWeights, x_TD: torch
 def compressed_keys(pool: CachePool, layer: int, slots: SlotList) -> KeyList:
     """The compressed rows of a layer that ``slots`` name."""
     return KeyList(buffer=pool.compressed(layer), rows=pool.compressed_rows(layer), slots=slots)
-
-
-def joint_linear(x_TI: torch.Tensor, weights: tuple[StoredWeight, ...], kernels: Kernels) -> torch.Tensor:
-    """Parts [P, T, O] of all rows of ``weights``, in order; weights of several formats are multiplied one by one."""
-    if len(weights) == 1:
-        return linear(x_TI, weights[0], kernels=kernels)
-    sums = [linear(x_TI, weight, kernels=kernels).sum(0) for weight in weights]
-    return torch.cat(sums, dim=-1).unsqueeze(0)
 
 
 def close_entries(context: FusedContext, layer: int, weights: LayerWeights) -> None:
