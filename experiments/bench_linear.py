@@ -1,17 +1,17 @@
-"""How fast products of few rows read their weights: ``python -m experiments.bench_linear [--save]``, on a GPU.
+"""How fast products of few rows read their weights: ``python -m experiments.bench_linear [--save] [WORD ...]``.
 
 For every size and format: time of the tile in the table and of other candidates, in CUDA graphs that go through several
 copies of the weight, so that none is found in the L2 cache. Beside it, in the same run: the bandwidth of a large copy,
-and the library's product of bf16 weights. ``--save`` writes the figures to ``experiments/results/linear_kernels.json``.
+and the library's product of bf16 weights. WORDs leave out formats and sizes: ``fp8``, ``fp4``, ``plain``, ``experts``,
+``4096x8192``. ``--save`` writes the figures to ``experiments/results/linear_kernels.json``.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -26,6 +26,7 @@ from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 from experiments.environment import environment_of
 from experiments.fingerprint import inputs_of
+from experiments.gpu.timing import copy_bandwidth, graph_ms
 
 RESULT = Path(__file__).parent / "results" / "linear_kernels.json"
 KEPT = ("git_commit", "code_hash", "device_name", "platform", "python", "packages")
@@ -33,8 +34,7 @@ ROWS = (1, 4, 16, 64)
 # Outputs, inputs and groups of the large products of a layer and of the head.
 SIZES = ((4160, 4096, 1), (40960, 1024, 1), (8192, 4096, 8), (4096, 8192, 1), (32768, 4096, 1))
 NUM_EXPERTS, TOP, WIDTH, HIDDEN = 64, 6, 2048, 4096
-CYCLED_BYTES, MOST_COPIES, REPLAYS = 400 << 20, 24, 5
-COPIED_BYTES = 1 << 30
+CYCLED_BYTES, MOST_COPIES, REPLAYS = 400 << 20, 24, 7
 NUM_COMPILERS = 12
 # No candidate is begun after this many seconds: the run ends within 90.
 LAST_START_S = 75.0
@@ -44,27 +44,31 @@ def _tile(outputs: int, inputs: int, stages: int, warps: int) -> Tile:
     return Tile(block_outputs=outputs, block_inputs=inputs, stages=stages, warps=warps)
 
 
-# Tried beside the table's tile, for blocks of 16 rows. All of a format use the instruction that the table's tiles use.
+# Tried beside the table's tile. All of a format use the instruction that the table's tiles use.
 CANDIDATES = {
     WeightFormat.PLAIN: (_tile(64, 128, 3, 4), _tile(64, 128, 5, 4), _tile(64, 256, 3, 4), _tile(128, 128, 3, 4)),
-    WeightFormat.FP8: (_tile(32, 128, 4, 2), _tile(64, 128, 5, 2), _tile(16, 128, 6, 1)),
-    WeightFormat.FP4: (_tile(32, 256, 3, 2), _tile(64, 128, 5, 2), _tile(64, 256, 3, 2)),
+    WeightFormat.FP8: (_tile(64, 128, 4, 4), _tile(64, 128, 7, 4), _tile(128, 128, 4, 4), _tile(128, 128, 4, 8)),
+    WeightFormat.FP4: (_tile(64, 256, 3, 4), _tile(64, 128, 6, 4), _tile(128, 256, 3, 4), _tile(128, 256, 4, 8)),
 }
+SPLITS_TRIED = (1, 2, 4, 8)
 EXPERT_CANDIDATES = {
     WeightFormat.PLAIN: (
-        ExpertTiles(first=_tile(64, 64, 5, 4), second=_tile(64, 128, 3, 4)),
-        ExpertTiles(first=_tile(64, 128, 2, 4), second=_tile(64, 128, 5, 4)),
-        ExpertTiles(first=_tile(64, 64, 4, 4), second=_tile(64, 256, 3, 4)),
+        ExpertTiles(first=_tile(128, 128, 3, 4), second=_tile(64, 128, 3, 4)),
+        ExpertTiles(first=_tile(64, 128, 3, 4), second=_tile(64, 128, 5, 4)),
     ),
     WeightFormat.FP8: (
-        ExpertTiles(first=_tile(32, 128, 6, 2), second=_tile(64, 128, 5, 2)),
-        ExpertTiles(first=_tile(16, 128, 6, 1), second=_tile(16, 128, 6, 1)),
+        ExpertTiles(first=_tile(64, 128, 4, 4), second=_tile(64, 128, 4, 4)),
+        ExpertTiles(first=_tile(64, 128, 7, 4), second=_tile(64, 128, 7, 4)),
+        ExpertTiles(first=_tile(128, 128, 4, 4), second=_tile(128, 128, 4, 8)),
     ),
     WeightFormat.FP4: (
-        ExpertTiles(first=_tile(32, 128, 6, 2), second=_tile(64, 128, 5, 2)),
-        ExpertTiles(first=_tile(16, 256, 4, 1), second=_tile(32, 256, 3, 2)),
+        ExpertTiles(first=_tile(64, 256, 3, 4), second=_tile(64, 256, 3, 4)),
+        ExpertTiles(first=_tile(64, 128, 6, 4), second=_tile(64, 128, 6, 4)),
+        ExpertTiles(first=_tile(128, 256, 3, 4), second=_tile(128, 256, 3, 8)),
     ),
 }
+# Storage of routed and shared experts; the last is that of published checkpoints.
+MIXTURES = (*((each, each) for each in WeightFormat), (WeightFormat.FP4, WeightFormat.FP8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,16 +87,21 @@ def main(arguments: Sequence[str]) -> None:
     started = perf_counter()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth:.0f} GB/s")
+    print(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth / 1e9:.0f} GB/s")
+    words = {word for word in arguments if not word.startswith("--")}
+    formats = [each for each in WeightFormat if each.value in words] or list(WeightFormat)
+    sizes = [each for each in SIZES if f"{each[0]}x{each[1]}" in words]
+    if not sizes and "experts" not in words:
+        sizes = list(SIZES)
     lines = []
-    for outputs, inputs, groups in SIZES:
-        for weight_format in WeightFormat:
+    for outputs, inputs, groups in sizes:
+        for weight_format in formats:
             if perf_counter() - started < LAST_START_S:
                 lines += report(products(outputs, inputs, groups, weight_format), bandwidth)
                 torch.cuda.empty_cache()
-    for weight_format in WeightFormat:
-        if perf_counter() - started < LAST_START_S:
-            lines += report(mixtures(weight_format), bandwidth)
+    for routed, shared in MIXTURES if "experts" in words or len(sizes) == len(SIZES) else ():
+        if routed in formats and perf_counter() - started < LAST_START_S:
+            lines += report(mixtures(routed, shared), bandwidth)
             torch.cuda.empty_cache()
     print(f"{perf_counter() - started:.0f} s")
     if "--save" in arguments:
@@ -100,47 +109,65 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def products(outputs: int, inputs: int, groups: int, weight_format: WeightFormat) -> list[Timed]:
-    """A linear in a format: the table's tile for all row counts, candidates for one row and 16, and the library."""
-    group_inputs = inputs
-    weight = random_weight((outputs, group_inputs), weight_format)
+    """A linear in a format: the table's tile and the library for all row counts, candidates, and splits for one row."""
+    weight = random_weight((outputs, inputs), weight_format)
     num_copies = max(2, min(MOST_COPIES, -(-CYCLED_BYTES // weight.nbytes)))
     weights = [weight] + [copy_of(weight) for _ in range(num_copies - 1)]
-    splits = choose_splits(outputs, group_inputs)
+    splits = choose_splits(outputs, inputs)
     what = f"{outputs} x {inputs}" + (f" in {groups} groups" if groups > 1 else "")
     timed = []
     for rows in ROWS:
-        x = torch.randn(rows, groups * group_inputs, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(rows, groups * inputs, device="cuda", dtype=torch.bfloat16)
         if weight_format is WeightFormat.PLAIN:
             calls = tuple(lambda w=w, x=x: library(x, w.values, groups) for w in weights)
             timed.append(Timed(what=what, rows=rows, tile="library", nbytes=weight.nbytes, calls=calls))
         own = TILES[weight_format, row_block(rows)]
-        for tile in (own, *(CANDIDATES[weight_format] if rows in (1, 16) else ())):
+        tried = [(own, splits)]
+        if rows != 4:
+            tried += [(tile, splits) for tile in CANDIDATES[weight_format] if tile != own]
+        if rows == 1:
+            tried += [(own, each) for each in SPLITS_TRIED if each != splits]
+        for tile, num_parts in tried:
             calls = tuple(
-                lambda w=w, x=x, tile=tile: kernel.run(x, w, tile, splits, groups=groups, dtype=torch.float32)
-                for w in weights
+                lambda w=w, x=x, tile=tile, num_parts=num_parts: product(x, w, tile, num_parts, groups) for w in weights
             )
-            name = f"{weight_format.value} {label(tile)} /{splits}{' *' if tile == own else ''}"
+            star = " *" if (tile, num_parts) == tried[0] else ""
+            name = f"{weight_format.value} {label(tile)} /{num_parts}{star}"
             timed.append(Timed(what=what, rows=rows, tile=name, nbytes=weight.nbytes, calls=calls))
     return timed
 
 
-def mixtures(weight_format: WeightFormat) -> list[Timed]:
-    """The experts of a layer in a format; routings differ from call to call."""
-    routed, shared = (random_experts(lead, weight_format) for lead in ((NUM_EXPERTS,), ()))
-    expert_bytes = sum(each.nbytes for each in (shared.w1, shared.w2, shared.w3))
-    timed = []
+def product(x: torch.Tensor, weight: StoredWeight, tile: Tile, splits: int, groups: int) -> torch.Tensor:
+    """A linear with a given tile and number of parts."""
+    parts = kernel.empty_parts(x, weight.num_outputs, weight.num_inputs, splits, torch.float32)
+    kernel.run(x, weight, parts, tile, groups=groups)
+    return parts
+
+
+def mixtures(routed_format: WeightFormat, shared_format: WeightFormat) -> list[Timed]:
+    """The experts of a layer; routings differ from call to call."""
+    routed, shared = random_experts((NUM_EXPERTS,), routed_format), random_experts((), shared_format)
+    shared_bytes = sum(each.nbytes for each in (shared.w1, shared.w2, shared.w3))
+    expert_bytes = sum(each.nbytes for each in (routed.w1, routed.w2, routed.w3)) / NUM_EXPERTS
+    what, timed = "experts", []
+    if routed_format is not shared_format:
+        what = f"experts, shared in {shared_format.value}"
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
         routings = [random_routing(rows) for _ in range(4)]
-        num_read = sum(len(each.ids_Tk.unique()) for each in routings) / len(routings) + 1
-        for tiles in (None, *(EXPERT_CANDIDATES[weight_format] if rows in (1, 16) else ())):
+        num_read = sum(len(each.ids_Tk.unique()) for each in routings) / len(routings)
+        for tiles in (
+            None,
+            *(EXPERT_CANDIDATES[routed_format] if rows != 4 and routed_format is shared_format else ()),
+        ):
             calls = tuple(
                 lambda r=r, x=x, tiles=tiles: expert_kernel.experts(x, r, routed, shared, limit=10.0, tiles=tiles)
                 for r in routings
             )
-            shown = EXPERT_TILES[weight_format] if tiles is None else tiles
-            name = f"{weight_format.value} {label(shown.first)}, {label(shown.second)}{' *' if tiles is None else ''}"
-            timed.append(Timed(what="experts", rows=rows, tile=name, nbytes=num_read * expert_bytes, calls=calls))
+            shown = EXPERT_TILES[routed_format] if tiles is None else tiles
+            name = f"{routed_format.value} {label(shown.first)}, {label(shown.second)}{' *' if tiles is None else ''}"
+            nbytes = num_read * expert_bytes + shared_bytes
+            timed.append(Timed(what=what, rows=rows, tile=name, nbytes=nbytes, calls=calls))
     return timed
 
 
@@ -161,12 +188,13 @@ def random_weight(shape: tuple[int, ...], weight_format: WeightFormat) -> Stored
         values = torch.randint(0, 256, (*lead, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
         scale_shape, stored = (*lead, outputs, inputs // 32), torch.int8
     scales = torch.randint(118, 124, scale_shape, device="cuda", dtype=torch.uint8)
-    return StoredWeight(values=values.view(stored), scales=scales.view(torch.float8_e8m0fnu), format=weight_format)
+    scales = scales.view(torch.float8_e8m0fnu)
+    return StoredWeight(values=values.view(stored), scales=scales, format=weight_format).pack()
 
 
 def copy_of(weight: StoredWeight) -> StoredWeight:
     scales = None if weight.scales is None else weight.scales.clone()
-    return StoredWeight(values=weight.values.clone(), scales=scales, format=weight.format)
+    return replace(weight, values=weight.values.clone(), scales=scales)
 
 
 def random_experts(lead: tuple[int, ...], weight_format: WeightFormat) -> ExpertWeights:
@@ -186,33 +214,6 @@ def library(x: torch.Tensor, values: torch.Tensor, groups: int) -> torch.Tensor:
     return torch.bmm(x_GTI, values.unflatten(0, (groups, -1)).transpose(1, 2))
 
 
-def copy_bandwidth() -> float:
-    """GB/s of a large copy, bytes read and written."""
-    source = torch.randint(0, 256, (COPIED_BYTES,), device="cuda", dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / seconds((lambda: target.copy_(source),)) / 1e9
-
-
-def seconds(calls: Sequence[Callable[[], torch.Tensor]]) -> float:
-    """Median seconds of a call when all of them follow each other in a graph."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    samples_ms = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples_ms.append(begin.elapsed_time(end))
-    return median(samples_ms) / 1e3 / len(calls)
-
-
 def report(timed: Sequence[Timed], bandwidth: float) -> list[dict[str, object]]:
     """Compile all, time one after the other, print a line each."""
     with ThreadPoolExecutor(NUM_COMPILERS) as pool:
@@ -220,17 +221,19 @@ def report(timed: Sequence[Timed], bandwidth: float) -> list[dict[str, object]]:
     torch.cuda.synchronize()
     lines, library_s = [], {}
     for each in timed:
-        taken_s = seconds(each.calls)
+        taken_s = graph_ms(each.calls, REPLAYS) / 1e3
         if each.tile == "library":
             library_s[each.rows] = taken_s
-        speed = each.nbytes / taken_s / 1e9
-        line = {"what": each.what, "rows": each.rows, "tile": each.tile, "us": 1e6 * taken_s, "gb_per_s": speed}
+        speed = each.nbytes / taken_s
+        line = {"what": each.what, "rows": each.rows, "tile": each.tile, "us": 1e6 * taken_s, "gb_per_s": speed / 1e9}
         line |= {"of_copy": speed / bandwidth}
         compared = ""
         if each.rows in library_s:
             line["library_over_it"] = library_s[each.rows] / taken_s
             compared = f"  {line['library_over_it']:.2f} times the library"
-        print(f"{each.what:>28} {each.rows:3} rows {each.tile:32} {1e6 * taken_s:7.1f} us {speed:6.0f} GB/s", end="")
+        print(
+            f"{each.what:>28} {each.rows:3} rows {each.tile:32} {1e6 * taken_s:7.1f} us {speed / 1e9:6.0f} GB/s", end=""
+        )
         print(f" {100 * speed / bandwidth:4.0f} %{compared}")
         lines.append(line)
     return lines
@@ -245,7 +248,7 @@ def save(bandwidth: float, lines: Sequence[dict[str, object]]) -> None:
     content = {
         "command": "python -m experiments.bench_linear --save",
         **{key: environment[key] for key in KEPT},
-        "copy_gb_per_s": bandwidth,
+        "copy_gb_per_s": bandwidth / 1e9,
         "tiles": tables,
         "figures": list(lines),
     }
