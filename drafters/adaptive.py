@@ -69,6 +69,11 @@ class AdaptiveConfig:
         check_is_drafter("wrapped", self.wrapped)
         check_num_draft_tokens(self.num_draft_tokens)
         one_of("policy", self.policy, POLICIES, where="drafter.policy")
+        if self.wrapped.needs.trees:
+            raise ConfigError(
+                f"an adaptive drafter chooses the lengths of chains, and {type(self.wrapped).__name__} proposes trees "
+                f"(conf: drafter.wrapped)"
+            )
         most, where = self.num_draft_tokens, "drafter.min_draft_tokens"
         integer("min_draft_tokens", self.min_draft_tokens, low=0, high=most, where=where)
         integer("window", self.window, low=1, high=MAX_WINDOW, where="drafter.window")

@@ -12,8 +12,8 @@ import torch
 
 from drafters.common import check_num_draft_tokens
 from drafters.wrapping import check_is_drafter, hidden_of, joined_needs, limited, own_limits, sees_every_pass
-from specdec.api import Drafter, DrafterConfig, DrafterNeeds, DraftInput, DraftSetup, Proposal
-from specdec.errors import ConfigError
+from specdec.api import Drafter, DrafterConfig, DrafterNeeds, DraftInput, DraftSetup, Proposal, SiblingDraws
+from specdec.errors import ConfigError, UnsupportedError
 
 NOBODY = -1
 
@@ -118,7 +118,26 @@ class CascadeDrafter:
                 probs_BKV[rows_X, :own] = _laws(proposal, rows_X, self._vocab_size).to(probs_BKV.dtype)
             if parents_BK is not None and proposal.parents_BK is not None:
                 parents_BK[rows_X, :own] = proposal.parents_BK[rows_X]
-        return Proposal(tokens_BK=tokens_BK, num_drafted_B=num_drafted_B, probs_BKV=probs_BKV, parents_BK=parents_BK)
+        return Proposal(
+            tokens_BK=tokens_BK,
+            num_drafted_B=num_drafted_B,
+            probs_BKV=probs_BKV,
+            parents_BK=parents_BK,
+            sibling_draws=_common_draws([proposals[index] for index in taken]) if with_laws and with_parents else None,
+        )
+
+
+def _common_draws(proposals: Sequence[Proposal]) -> SiblingDraws:
+    """How siblings of all proposals were drawn; of chains, and of point masses, either is true.
+
+    Raises UnsupportedError for proposals of one round that differ.
+    """
+    draws = {proposal.sibling_draws for proposal in proposals if proposal.sibling_draws is not None}
+    if len(draws) > 1:
+        raise UnsupportedError(
+            "the drafters of a cascade draw siblings in one way, all with or all without replacement"
+        )
+    return draws.pop() if draws else SiblingDraws.WITHOUT_REPLACEMENT
 
 
 def _laws(proposal: Proposal, rows_X: torch.Tensor, vocab_size: int) -> torch.Tensor:

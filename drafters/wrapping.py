@@ -49,6 +49,7 @@ def joined_needs(members: Sequence[DrafterConfig]) -> DrafterNeeds:
         hidden_layers=tuple(layers),
         history=True,
         draft_backend=any(member.needs.draft_backend for member in members),
+        trees=any(member.needs.trees for member in members),
     )
 
 

@@ -16,7 +16,9 @@ from specdec.api import (
     DrafterNeeds,
     DraftInput,
     DraftSetup,
+    DraftTree,
     Proposal,
+    SiblingDraws,
     TargetSampling,
     Verdict,
     Verifier,
@@ -27,7 +29,9 @@ from specdec.law_targets import BigramTarget, IidTarget, LawDraft, LawTarget, la
 from specdec.model_checks import check_target, pages_to_check
 from specdec.request import Request, RequestOutput
 from specdec.sampling_params import SamplingParams
+from specdec.sibling_verifier import SiblingVerifier
 from specdec.toy import ScriptedTarget, TableDraft, TableTarget
+from specdec.tree_rows import path_to, tree_rows
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
 __all__ = [
@@ -106,6 +110,26 @@ class ForcedVerifier:
         tokens_BN = torch.cat([kept_BK, tokens_BN[:, -1:]], dim=1)
         return Verdict(tokens_BN=tokens_BN, num_accepted_B=num_accepted_B)
 
+    def judge_tree(
+        self,
+        logits_BNV: torch.Tensor,
+        proposal: Proposal,
+        sampling: TargetSampling,
+        positions_B: torch.Tensor,
+    ) -> Verdict:
+        """Accept the way to the last node that is not deeper than the pattern says; see ``api.TreeVerifier``."""
+        assert proposal.parents_BK is not None, "a tree has parents"
+        tree = tree_rows(proposal.parents_BK[:, : logits_BNV.shape[1] - 1], proposal.num_drafted_B)
+        limit_B = self._pattern_X[positions_B % len(self._pattern_X)]
+        depth_BK = tree.depth_BN[:, 1:] * (tree.is_node_BK & (tree.depth_BN[:, 1:] <= limit_B[:, None]))
+        node_B = depth_BK.shape[1] - 1 - depth_BK.flip(1).argmax(dim=1)
+        path = path_to(tree, node_B, depth_BK.gather(1, node_B[:, None])[:, 0])
+        final_BN = path.gather(logits_BNV.argmax(dim=-1))
+        kept_BN = torch.cat([proposal.tokens_BK.gather(1, path.nodes_BK), final_BN[:, -1:]], dim=1)
+        is_kept_BN = torch.arange(kept_BN.shape[1]) < path.num_B[:, None]
+        tokens_BN = torch.where(is_kept_BN, kept_BN, final_BN)
+        return Verdict(tokens_BN=tokens_BN, num_accepted_B=path.num_B, path_BK=path.nodes_BK)
+
 
 class WatchedDrafter:
     """Passes calls on to a drafter and asserts that both sides keep to the contract of ``specdec.api``."""
@@ -146,6 +170,12 @@ class WatchedDrafter:
         assert 1 <= width <= self.num_draft_tokens, "between 1 and num_draft_tokens columns"
         assert proposal.tokens_BK.dtype == proposal.num_drafted_B.dtype == torch.int64, "integers are int64"
         assert proposal.num_drafted_B.shape == (num_reqs,), "num_drafted_B has one entry per request"
+        if proposal.parents_BK is not None:
+            assert self.needs.trees, "a drafter that proposes trees declares needs.trees"
+            assert proposal.parents_BK.shape == (num_reqs, width), "a parent per drafted token"
+            assert proposal.parents_BK.dtype == torch.int64, "integers are int64"
+            has_laws = proposal.probs_BKV is not None
+            assert has_laws == (proposal.sibling_draws is not None), "sibling_draws goes with the laws of a tree"
         counts = proposal.num_drafted_B.tolist()
         limits = inputs.limits_B.tolist()
         for b, (count, limit) in enumerate(zip(counts, limits, strict=True)):
@@ -155,8 +185,21 @@ class WatchedDrafter:
             assert 0 <= count <= min(limit, width), f"request {b}: {count} drafted tokens, at most {limit}"
             tokens_K = proposal.tokens_BK[b, :count]
             assert bool(((tokens_K >= 0) & (tokens_K < self._vocab_size)).all()), "ids of the vocabulary"
+            if proposal.parents_BK is not None:
+                tree = DraftTree(tuple(proposal.parents_BK[b, :count].tolist()))
+                self._check_siblings(tree, proposal, b)
             if proposal.probs_BKV is not None:
                 self._check_law(proposal.probs_BKV[b, :count], tokens_K)
+
+    def _check_siblings(self, tree: DraftTree, proposal: Proposal, b: int) -> None:
+        if proposal.probs_BKV is None:
+            return
+        for children in tree.children.values():
+            laws_SV, tokens = proposal.probs_BKV[b, list(children)], proposal.tokens_BK[b, list(children)].tolist()
+            if proposal.sibling_draws is SiblingDraws.WITHOUT_REPLACEMENT:
+                assert len(set(tokens)) == len(tokens), "siblings drawn without replacement differ"
+            is_point = bool((laws_SV.amax(dim=1) == 1).all())
+            assert is_point or bool((laws_SV == laws_SV[0]).all()), "siblings share the law of one draw"
 
     def _check_law(self, probs_KV: torch.Tensor, tokens_K: torch.Tensor) -> None:
         assert probs_KV.shape == (len(tokens_K), self._vocab_size), "a law per drafted token"
@@ -210,7 +253,7 @@ def check_drafter(config: DrafterConfig) -> DrafterTally:
     verifiers = (GreedyVerifier(), GumbelVerifier())
     cases: list[tuple[Verifier, bool]] = [(verifier, True) for verifier in verifiers]
     cases += [(ForcedVerifier(pattern), False) for pattern in ((0,), (99,), (0, 2, 1, 99, 0))]
-    cases.append((RejectionVerifier(), False))
+    cases.append((SiblingVerifier() if config.needs.trees else RejectionVerifier(), False))
     for verifier, lossless in cases:
         for history_weight in (0.0, 1.0):
             plain = _run(lambda _: PlainDrafter(), verifier, EngineConfig(), history_weight)[0]

@@ -22,7 +22,7 @@ from backends.deepseek_v4.plan import check_tables
 from backends.deepseek_v4.plan_types import ForwardPlan
 from backends.deepseek_v4.pool import CachePool
 from specdec.api import LAST_LAYER, CacheGroupSpec, PackedPass, Tables, TargetOutput
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, UnsupportedError
 from specdec.layout import RoundLayout
 
 
@@ -86,8 +86,13 @@ class DeepseekV4Target:
         """Run one pass and write the caches in place; see ``specdec.api.Target``.
 
         ``tokens_T`` int64 [T]. Raises MetadataError for tables that do not fit the layout and CapacityError for
-        a pass that is longer than ``PassConfig.fixed_rows`` allow.
+        a pass that is longer than ``PassConfig.fixed_rows`` allow; UnsupportedError for a tree.
         """
+        if layout.has_trees:
+            raise UnsupportedError(
+                "DeepSeek-V4 targets verify chains, not trees: the state of their compressors is addressed by position "
+                "and cannot hold siblings (conf: drafter)"
+            )
         if layout.num_tokens == 0:
             return self._nothing(hidden_layers)
         if self.passes.kernels is not None:

@@ -4,6 +4,8 @@ A slot is overwritten when its position is computed again, so going back to an e
 own: what lies behind it is hidden by the mask until it is written anew. Knows nothing of requests or of sampling.
 """
 
+from collections.abc import Sequence
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -51,6 +53,12 @@ class RowLayer(CacheLayerMixin):
             self.values = self._grown(self.values, value_states, capacity)
             self.is_initialized = True
         return self._exchange(self.keys, key_states, placement), self._exchange(self.values, value_states, placement)
+
+    def move(self, row: int, slots: Sequence[int], new_slots: Sequence[int]) -> None:
+        """Copy keys and values of ``slots`` of a row to ``new_slots``."""
+        for stored in (self.keys, self.values):
+            # An index list makes a copy before anything is written.
+            stored[row, :, list(new_slots)] = stored[row, :, list(slots)]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Width and offset of the keys that ``update`` returns."""
@@ -101,3 +109,8 @@ class RowCache(Cache):
         """Say what the next call of the model stores and reads."""
         for layer in self.layers:
             layer.placement = placement
+
+    def move(self, row: int, slots: Sequence[int], new_slots: Sequence[int]) -> None:
+        """Copy what lies in ``slots`` of a row to ``new_slots``, in every layer."""
+        for layer in self.layers:
+            layer.move(row, slots, new_slots)

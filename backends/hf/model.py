@@ -61,6 +61,11 @@ class CausalModel:
         """Whether the model works with a cache of keys and values from outside."""
         return self._cache_name is not None
 
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the positions of tokens may be given, so that siblings can share one."""
+        return self._lean is not None or self._takes_positions
+
     def check_layers(self, hidden_layers: Sequence[int]) -> None:
         """Raise ConfigError for a layer that the model does not have."""
         for layer in hidden_layers:

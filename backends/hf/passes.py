@@ -1,7 +1,7 @@
 """Parts: how one engine pass is cut into calls of a model with dense caches; host integers only, pure.
 
 Letters besides those of ``specdec.api``: **Q** token columns of a call, **W** cached slots that its queries are shown.
-A *slot* is the place of a token in the cache of its row; for a chain it is the token's position.
+A *slot* is the place of a token in the cache of its row: its position, or for a node of a tree ``RoundLayout.places``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from specdec.api import DraftTree
 from specdec.layout import RoundLayout
 
 KV_BLOCK = 64
@@ -23,12 +24,19 @@ class Span:
     start   slot of the first token
     length  tokens, at least 1
     first   index of the first token among the packed tokens of the pass
+    tree    shape of the tokens beyond the first, parents before their children; None: a chain
     """
 
     row: int
     start: int
     length: int
     first: int
+    tree: DraftTree | None = None
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Distance of each token's position from that of the first one."""
+        return range(self.length) if self.tree is None else (0, *self.tree.depths)
 
     @property
     def end(self) -> int:
@@ -52,6 +60,10 @@ class Part:
     def rows(self) -> tuple[int, ...]:
         return tuple(span.row for span in self.spans)
 
+    @property
+    def has_trees(self) -> bool:
+        return any(span.tree is not None for span in self.spans)
+
     @cached_property
     def is_dense(self) -> bool:
         """Whether the rows are consecutive, so that a slice holds them."""
@@ -69,8 +81,11 @@ class Part:
 
 def spans_of(layout: RoundLayout) -> tuple[Span, ...]:
     """One span per request that has tokens in the pass, in batch order."""
-    rows = zip(layout.rows, layout.start_positions, layout.query_lens, layout.query_starts, strict=False)
-    return tuple(Span(row=row, start=start, length=n, first=first) for row, start, n, first in rows if n)
+    trees = layout.trees or (None,) * layout.num_reqs
+    rows = zip(layout.rows, layout.start_positions, layout.query_lens, layout.query_starts, trees, strict=False)
+    return tuple(
+        Span(row=row, start=start, length=n, first=first, tree=tree) for row, start, n, first, tree in rows if n
+    )
 
 
 def parts_of(spans: Sequence[Span], *, num_chunks: int) -> tuple[Part, ...]:

@@ -1,7 +1,7 @@
 """Placement: token ids, positions, slots and attention mask of one call as tensors; knows no model.
 
-``attention_mask`` is the only place that decides who sees whom. A tree pass needs another mask there (a node sees the
-committed prefix, its ancestors and itself) and positions by depth; slots, storing and reading stay as they are.
+``attention_mask`` is the only place that decides who sees whom. A node of a tree sees the committed prefix, the nodes
+on its path and itself, and has its position by depth.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Placement:
 
 
 def place(part: Part, tokens_T: torch.Tensor, *, dtype: torch.dtype) -> Placement:
-    """Place a chain: positions are slots. ``tokens_T`` (int64) are the packed tokens of the whole pass."""
+    """Place chains and trees. ``tokens_T`` (int64) are the packed tokens of the whole pass."""
     packed, slots, real = [], [], []
     for b, span in enumerate(part.spans):
         offsets = [min(column, span.length - 1) for column in range(part.width)]
@@ -44,13 +44,18 @@ def place(part: Part, tokens_T: torch.Tensor, *, dtype: torch.dtype) -> Placemen
         slots.append([span.start + offset for offset in offsets])
         real.extend((b, column, span.row, span.start + column) for column in range(span.length))
     device = tokens_T.device
-    slots_BQ = torch.tensor(slots, dtype=torch.int64, device=device)
+    slots_BQ = positions_BQ = torch.tensor(slots, dtype=torch.int64, device=device)
+    mask_B1QW = attention_mask(slots_BQ, kv_width=part.kv_width, dtype=dtype)
+    if part.has_trees:
+        positions_BQ = torch.tensor(tree_positions(part), dtype=torch.int64, device=device)
+        b_X, column_X, slot_X = torch.tensor(unseen_in_trees(part), dtype=torch.int64, device=device).reshape(-1, 3).T
+        mask_B1QW[b_X, 0, column_X, slot_X] = torch.finfo(dtype).min
     real_4T = torch.tensor(real, dtype=torch.int64, device=device).T
     return Placement(
         part=part,
         ids_BQ=tokens_T[torch.tensor(packed, dtype=torch.int64, device=device)],
-        positions_BQ=slots_BQ,
-        mask_B1QW=attention_mask(slots_BQ, kv_width=part.kv_width, dtype=dtype),
+        positions_BQ=positions_BQ,
+        mask_B1QW=mask_B1QW,
         batch_T=real_4T[0],
         column_T=real_4T[1],
         rows_T=real_4T[2],
@@ -64,3 +69,23 @@ def attention_mask(slots_BQ: torch.Tensor, *, kv_width: int, dtype: torch.dtype)
     hidden_BQW = keys_W > slots_BQ[:, :, None]
     mask_BQW = torch.zeros(hidden_BQW.shape, dtype=dtype, device=slots_BQ.device)
     return mask_BQW.masked_fill_(hidden_BQW, torch.finfo(dtype).min)[:, None]
+
+
+def tree_positions(part: Part) -> list[list[int]]:
+    """Position of every column [B, Q]; nodes of a tree at one depth share theirs."""
+    return [
+        [span.start + span.offsets[min(column, span.length - 1)] for column in range(part.width)] for span in part.spans
+    ]
+
+
+def unseen_in_trees(part: Part) -> list[tuple[int, int, int]]:
+    """What of the mask of chains is too much for trees: (batch index, column, slot) of nodes beside the own path."""
+    found = []
+    for b, span in enumerate(part.spans):
+        if span.tree is None:
+            continue
+        for column in range(1, part.width):
+            node = min(column, span.length - 1) - 1
+            path = span.tree.path(node)
+            found.extend((b, column, span.start + 1 + other) for other in range(node) if other not in path)
+    return found

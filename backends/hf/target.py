@@ -15,7 +15,7 @@ from backends.hf.passes import Part, fixed_parts_of, parts_of, spans_of
 from backends.hf.placement import Placement, place
 from specdec.api import CacheGroupSpec, RoundLayout, Tables, TargetOutput
 from specdec.cache.spec import Retention
-from specdec.errors import MetadataError
+from specdec.errors import MetadataError, UnsupportedError
 
 GROUP_ID = "hf.kv"
 ROWS_PER_PAGE = 16
@@ -56,7 +56,13 @@ class HfTarget:
         *,
         hidden_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Run one pass; see ``api.Target.forward``. Raises MetadataError for a start beyond what is cached."""
+        """Run one pass; see ``api.Target.forward``, and ``api.TreeTarget`` for trees.
+
+        Raises MetadataError for a start beyond what is cached, and UnsupportedError for a tree that the model or
+        calls of one shape cannot run.
+        """
+        if layout.has_trees:
+            self._check_trees()
         spans = spans_of(layout)
         for span in spans:
             written = self._num_written[span.row]
@@ -76,6 +82,21 @@ class HfTarget:
             output = self._model.cached(placement, self._cache, columns=columns, hidden_layers=hidden_layers)
             collected.add(placement, output, places, columns)
         return collected.output()
+
+    def keep_paths(self, layout: RoundLayout, paths: Sequence[Sequence[int]], tables: Tables) -> None:
+        """Gather keys and values of the accepted nodes behind each other; see ``api.TreeTarget``."""
+        for row, start, path in zip(layout.rows, layout.start_positions, paths, strict=True):
+            moved = [(start + 1 + node, start + 1 + i) for i, node in enumerate(path) if node != i]
+            if moved:
+                self._cache.move(row, *zip(*moved, strict=True))
+
+    def _check_trees(self) -> None:
+        if not self._model.takes_positions:
+            raise UnsupportedError(
+                f"{self._model.name} counts positions itself, so siblings cannot share one: no trees"
+            )
+        if self._config.fixed_rows is not None:
+            raise UnsupportedError(f"{self._model.name}: calls of one shape (fixed_rows) run chains, not trees")
 
     def _columns(self, part: Part, places: Iterable[tuple[int, int]]) -> list[int]:
         """Columns whose logits are computed; all of them where the head, too, must always have one shape."""
