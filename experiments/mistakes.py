@@ -49,9 +49,14 @@ def check(config: DictConfig) -> None:
     for name in (spec.name for spec in fields(root if root in ROOTS else RunSchema)):
         if OmegaConf.is_missing(config, name):
             raise ConfigError(f"{name} must be set: choose an option of the group, such as {name}=NAME")
-    for key, value, spec in settings_of(config):
-        _check_value(key, value, spec)
+    check_part(config)
     _check_drafter_class(config.drafter)
+
+
+def check_part(node: DictConfig, prefix: str = "") -> None:
+    """``check`` for a part of a configuration whose keys begin with ``prefix``."""
+    for key, value, spec in settings_of(node, prefix):
+        _check_value(key, value, spec)
 
 
 def settings_of(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field]]:

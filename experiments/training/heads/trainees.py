@@ -1,0 +1,228 @@
+"""Trainees: a head of each kind behind one face, so that loop, loss and evaluation know none of them.
+
+``drafts`` gives for depth j = 1.. logits [B, L - 1, X] whose slot i predicts token i + 2, teacher-forced with the text
+at every depth; slots below j - 1 hold nothing of meaning.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from backends.deepseek_v4.initialise import initialise
+from backends.deepseek_v4.weights.files import CONFIG, read_json
+from backends.eagle3.config import Eagle3Config, default_layers
+from backends.eagle3.dense import dense_eagle3, shift
+from backends.eagle3.model import Eagle3Model
+from backends.eagle3.weights import borrowed, check_target, save_eagle3
+from backends.medusa.model import MedusaConfig, MedusaModel
+from backends.medusa.weights import save_medusa
+from backends.nextn.dense import dense_nextn
+from drafters.eagle3 import Eagle3Config as Eagle3Drafting
+from drafters.medusa import MedusaConfig as MedusaDrafting
+from drafters.nextn import NextnConfig
+from experiments.deepseek_v4 import LoadedV4
+from experiments.heads import target_part
+from experiments.targets import LoadedTarget
+from experiments.training.architecture import Models
+from experiments.training.export import TOKENIZER, export_checkpoint, load_stored
+from experiments.training.heads.config import HeadTrainerConfig
+from experiments.training.heads.frozen import FrozenTarget
+from specdec.api import LAST_LAYER, DrafterConfig
+from specdec.errors import UnsupportedError
+
+HEAD_WIDTH = 64
+
+
+class Trainee(Protocol):
+    """A head in training.
+
+    layers        target layers whose states it is given, side by side
+    module        what is trained: its parameters that require a gradient
+    target_ids_X  int64 target id of each id that it predicts; None: all of them
+    """
+
+    layers: tuple[int, ...]
+    module: nn.Module
+    target_ids_X: torch.Tensor | None
+
+    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+        """Scale first values to states [..., X] and last states of some text."""
+
+    def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
+        """Logits float32 of depths 1..``depth``; ``states`` [B, L, X] of ``layers``."""
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write the head; afterwards this one has the values that were stored."""
+
+    def drafting(self, folder: Path, num_draft_tokens: int) -> DrafterConfig:
+        """How to draft with what was saved."""
+
+
+def make_trainee(
+    config: HeadTrainerConfig,
+    loaded: LoadedTarget,
+    target: FrozenTarget,
+    *,
+    vocabulary: torch.Tensor | None,
+    folder: Path | None,
+) -> Trainee:
+    """The trainee of ``config.kind``, with first values that depend on the seed.
+
+    vocabulary  int64 target ids that it shall predict, ascending; None: all of them
+    folder      of the target's checkpoint
+    """
+    torch.manual_seed(config.seed)
+    if config.kind == "eagle3":
+        return Eagle3Trainee(config, target, vocabulary, max_context=loaded.max_context)
+    if config.kind == "medusa":
+        return MedusaTrainee(config, target)
+    if not isinstance(loaded, LoadedV4) or folder is None:
+        raise UnsupportedError("trainer=nextn trains the NextN layer of a DeepSeek-V4 checkpoint (target=deepseek_v4)")
+    return NextnTrainee(config, loaded, folder)
+
+
+class Eagle3Trainee:
+    """An EAGLE-3 head whose own head begins as the target's, cut to the draft vocabulary."""
+
+    def __init__(
+        self, config: HeadTrainerConfig, target: FrozenTarget, vocabulary: torch.Tensor | None, *, max_context: int
+    ) -> None:
+        shape, lent = config.shape, target.lent
+        vocab_size, width = lent.embedding.shape[0], lent.embedding.shape[1]
+        heads = shape.num_attention_heads or max(width // HEAD_WIDTH, 1)
+        vocab_size = lent.head.shape[0]
+        head_config = Eagle3Config(
+            vocab_size=vocab_size,
+            draft_vocab_size=vocab_size if vocabulary is None else len(vocabulary),
+            hidden_size=width,
+            target_hidden_size=width if shape.streams == "mean" else target.width,
+            intermediate_size=shape.intermediate_size or 2 * width,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=max(width // heads // 2 * 2, 2),
+            max_position_embeddings=max_context,
+            hidden_layers=shape.layers or default_layers(lent.num_layers),
+        )
+        check_target(head_config, target_part(lent))
+        self.module = Eagle3Model(head_config, borrowed(lent.embedding)).to(lent.embedding.device)
+        self.layers = head_config.hidden_layers
+        self.target_ids_X = None
+        head = lent.head
+        if vocabulary is not None:
+            self.target_ids_X = vocabulary.to(lent.embedding.device)
+            self.module.choose_vocabulary(self.target_ids_X)
+            head = head[self.target_ids_X]
+        with torch.no_grad():
+            self.module.lm_head.weight.copy_(head)
+            for small in (self.module.midlayer.self_attn.o_proj, self.module.midlayer.mlp.down_proj):
+                small.weight.mul_(0.5)
+        self._head_input = lent.head_input
+
+    @torch.no_grad()
+    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+        """Fused states begin with size one, and what enters the head with the size that the target gives it."""
+        self.module.fc.weight.div_(self.module.fuse(states).square().mean().sqrt())
+        head_inputs = self._head_input(last_states).float().flatten(0, -2)
+        self.module.norm.weight.copy_(head_inputs.square().mean(0).sqrt())
+
+    def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
+        """See ``Trainee``."""
+        own = dense_eagle3(self.module, states[:, :-1], tokens_BL[:, 1:], depth=depth)
+        return [self.module.logits(each) for each in own]
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """In the common safetensors layout."""
+        save_eagle3(self.module, folder, dtype=dtype)
+        _round(self.module, dtype)
+
+    def drafting(self, folder: Path, num_draft_tokens: int) -> DrafterConfig:
+        """See ``Trainee``."""
+        return Eagle3Drafting(num_draft_tokens=num_draft_tokens, checkpoint=str(folder))
+
+
+class MedusaTrainee:
+    """Medusa heads that begin as the target's own head."""
+
+    layers = (LAST_LAYER,)
+    target_ids_X = None
+
+    def __init__(self, config: HeadTrainerConfig, target: FrozenTarget) -> None:
+        vocab_size, width = target.lent.head.shape
+        shape = MedusaConfig(
+            vocab_size=vocab_size, hidden_size=width, num_heads=config.depth, num_blocks=config.shape.num_blocks
+        )
+        self.module = MedusaModel(shape).to(target.lent.head.device)
+        self.module.begin_as(target.lent.head)
+        self._head_input = target.lent.head_input
+
+    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+        """Nothing to scale."""
+
+    def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
+        """See ``Trainee``; depth j at slot i reads the state j - 1 slots before."""
+        with torch.no_grad():
+            head_inputs = self._head_input(states[:, :-1])
+        return [self.module.logits(shift(head_inputs, number), number) for number in range(depth)]
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Under the public names."""
+        save_medusa(self.module, folder, dtype=dtype)
+        _round(self.module, dtype)
+
+    def drafting(self, folder: Path, num_draft_tokens: int) -> DrafterConfig:
+        """See ``Trainee``."""
+        return MedusaDrafting(num_draft_tokens=num_draft_tokens, checkpoint=str(folder))
+
+
+class NextnTrainee:
+    """The NextN layer of a V4 checkpoint; the target's own parameters stay as they are."""
+
+    layers = (LAST_LAYER,)
+    target_ids_X = None
+
+    def __init__(self, config: HeadTrainerConfig, loaded: LoadedV4, folder: Path) -> None:
+        models = loaded.models
+        if models.nextn is None:
+            raise UnsupportedError(
+                "this checkpoint has no NextN layer to train: train one with it (trainer=v4_nextn), or another kind of "
+                "head (trainer=eagle3, trainer=medusa)"
+            )
+        self._models = Models(target=models.target, nextn=models.nextn)
+        self._folder = folder
+        self.module = models.nextn
+        if config.shape.fresh:
+            initialise(self.module, models.config, torch.Generator().manual_seed(config.seed))
+        for name, parameter in self.module.named_parameters():
+            # The router's bias balances loads and has no gradient.
+            parameter.requires_grad_(not name.endswith("gate.bias"))
+
+    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+        """Nothing to scale."""
+
+    def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
+        """See ``Trainee``."""
+        target, config = self._models.target, self._models.config
+        streams = states[:, :-1].unflatten(-1, (config.hc_mult, config.hidden_size))
+        own = dense_nextn(self.module, target.embed, streams, tokens_BL[:, 1:], depth=depth)
+        return [self.module.logits(each, target.head) for each in own]
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """A whole checkpoint in the official storage: the target as it was, and this layer."""
+        export_checkpoint(self._models, read_json(self._folder / CONFIG), self._folder / TOKENIZER, folder)
+        self.module.requires_grad_(False)
+        load_stored(self._models, folder)
+
+    def drafting(self, folder: Path, num_draft_tokens: int) -> DrafterConfig:
+        """See ``Trainee``."""
+        return replace(NextnConfig(), num_draft_tokens=num_draft_tokens)
+
+
+@torch.no_grad()
+def _round(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give trained parameters the values that storing as ``dtype`` leaves."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.copy_(parameter.to(dtype))
