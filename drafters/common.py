@@ -1,10 +1,11 @@
 """What the drafters of this package share: the limit of a draft, and a proposal made from host lists."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.api import Proposal
+from specdec.api import ROOT, Proposal
 from specdec.checks import integer
 
 MAX_DRAFT_TOKENS = 31
@@ -25,3 +26,35 @@ def proposal_of(drafts: Sequence[Sequence[int]], device: torch.device) -> Propos
         tokens_BK=torch.tensor(padded, dtype=torch.int64, device=device),
         num_drafted_B=torch.tensor([len(draft) for draft in drafts], dtype=torch.int64, device=device),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTree:
+    """Drafted tokens of one request and the parent of each, parents before their children; -1 for the root."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+def merged(chains: Sequence[Sequence[int]], limit: int) -> TokenTree:
+    """Chains as one tree of at most ``limit`` nodes: common beginnings once, earlier chains and short depths first."""
+    nodes: dict[tuple[int, int], int] = {}
+    ends = [ROOT] * len(chains)
+    for depth in range(max(map(len, chains), default=0)):
+        for c, chain in enumerate(chains):
+            if depth >= len(chain):
+                continue
+            key = (ends[c], chain[depth])
+            if key in nodes or len(nodes) < limit:
+                ends[c] = nodes.setdefault(key, len(nodes))
+    return TokenTree(tokens=tuple(token for _, token in nodes), parents=tuple(parent for parent, _ in nodes))
+
+
+def tree_proposal_of(trees: Sequence[TokenTree], device: torch.device) -> Proposal | None:
+    """Pad one tree per request into a Proposal of point masses; None when all are empty."""
+    proposal = proposal_of([tree.tokens for tree in trees], device)
+    if proposal is None:
+        return None
+    width = proposal.tokens_BK.shape[1]
+    padded = [[*tree.parents, *([ROOT] * (width - len(tree.parents)))] for tree in trees]
+    return replace(proposal, parents_BK=torch.tensor(padded, dtype=torch.int64, device=device))

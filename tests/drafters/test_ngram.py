@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from drafters.ngram import NgramConfig, NgramDrafter, NgramIndex
 from specdec.errors import ConfigError
+from specdec.testing import check_drafter
 
 
 def make_drafter(**options) -> NgramDrafter:
@@ -73,7 +74,8 @@ def test_index_grown_in_steps_finds_what_a_scan_of_the_history_finds(history, cu
     for cut in sorted(cuts):
         index.update(history[:cut])
     index.update(history)
-    assert list(index.continuation(history, limit)) == scan(history, keep_latest=keep_latest, limit=limit)
+    found = index.continuations(history, limit)
+    assert list(found[0] if found else ()) == scan(history, keep_latest=keep_latest, limit=limit)
 
 
 def scan(history: list[int], *, keep_latest: bool, limit: int) -> list[int]:
@@ -94,9 +96,27 @@ def scan(history: list[int], *, keep_latest: bool, limit: int) -> list[int]:
         ({"max_ngram": 17}, "drafter.max_ngram"),
         ({"min_ngram": 0}, "drafter.min_ngram"),
         ({"min_ngram": 5}, "min_ngram must be at most max_ngram 4, got 5"),
+        ({"branches": 0}, "branches must be an integer from 1 to 16, got 0"),
         ({"match": "newest"}, "one of latest, earliest, got 'newest'"),
     ],
 )
 def test_ngram_config_refuses_by_name(options, message) -> None:
     with pytest.raises(ConfigError, match=message):
         NgramConfig(**options)
+
+
+def test_branches_are_continuations_merged_into_one_tree(make_input) -> None:
+    # After 1 2 came 3 4 (newest), 3 5 and 6 7; the common 3 is one node.
+    history = [1, 2, 6, 7, 0, 1, 2, 3, 5, 0, 1, 2, 3, 4, 0, 1, 2]
+    drafter = make_drafter(num_draft_tokens=5, branches=3, max_ngram=2)
+    assert drafter.needs.trees
+    proposal = drafter.propose(make_input([history]))
+    assert proposal.num_drafted_B.tolist() == [5]
+    assert proposal.tokens_BK.tolist() == [[3, 6, 4, 5, 7]]
+    assert proposal.parents_BK.tolist() == [[-1, -1, 0, 0, 1]]
+    assert proposal.probs_BKV is None and proposal.sibling_draws is None
+
+
+def test_branches_pass_the_check_of_drafters() -> None:
+    tally = check_drafter(NgramConfig(num_draft_tokens=6, branches=3))
+    assert tally.num_accepted > 0 and tally.num_preemptions > 0
