@@ -4,20 +4,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from specdec.api import Coupling, DrafterConfig, Verifier
+from specdec.api import Coupling, DrafterConfig, TreeVerifier, Verifier
 from specdec.certify.chain import ChainGame
 from specdec.certify.drafter import DrafterSource
 from specdec.certify.drafts import Past, TableDrafts
 from specdec.certify.findings import Finding
 from specdec.certify.judges import judge_by_coupling, tie_to_rule
 from specdec.certify.mutants import Mutant, all_mutants
+from specdec.certify.proposed_trees import ProposedTreeGame
 from specdec.certify.tables import BIGRAM, IID, PAIRS, Pair, argmax_table
 from specdec.certify.tree import BUSHY, CHAIN, KINDS, THREE_SIBLINGS, TWO_SIBLINGS, TreeGame
+from specdec.certify.tree_judges import judge_trees_by_coupling, tie_trees_to_rules
 from specdec.errors import UnsupportedError
 from specdec.rules.chain import BlockRule, TokenRatioRule
 from specdec.verifiers import RuleVerifier
 
 LEAST_TOKENS = 3
+MOST_NODES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,27 +83,41 @@ def _certify_verifier(verifier: Verifier, pairs: Sequence[Pair]) -> Certificate:
     """What does not depend on the drafter."""
     if isinstance(verifier, RuleVerifier):
         note = f"judge() does what its rule says in {tie_to_rule(verifier, pairs)} cases with given uniforms"
-        return Certificate(
-            findings=(judge_by_coupling(verifier, all_greedy=True),), notes=(f"verifier {verifier.name}: {note}",)
-        )
+        findings = [judge_by_coupling(verifier, all_greedy=True)]
+        if isinstance(verifier, TreeVerifier):
+            note += f", judge_tree() in {tie_trees_to_rules(verifier, pairs)}"
+            findings.append(judge_trees_by_coupling(verifier, all_greedy=True))
+        return Certificate(findings=tuple(findings), notes=(f"verifier {verifier.name}: {note}",))
     if verifier.coupling is Coupling.INDEPENDENT:
         raise UnsupportedError(
             f"verifier {verifier.name} draws by a rule that cannot be read: make it a specdec.verifiers.RuleVerifier"
         )
     note = "judged by its coupling: the output is the target's own choice whatever any drafter proposes"
-    return Certificate(findings=(judge_by_coupling(verifier),), notes=(f"verifier {verifier.name}: {note}",))
+    findings = [judge_by_coupling(verifier)]
+    if isinstance(verifier, TreeVerifier):
+        findings.append(judge_trees_by_coupling(verifier))
+    return Certificate(findings=tuple(findings), notes=(f"verifier {verifier.name}: {note}",))
 
 
 def _certify_drafter(
     verifier: RuleVerifier, drafter: DrafterConfig, num_tokens: int, pairs: Sequence[Pair]
 ) -> Certificate:
-    most = min(drafter.num_draft_tokens, num_tokens - 1)
+    trees = drafter.needs.trees
+    if trees and not isinstance(verifier, TreeVerifier):
+        raise UnsupportedError(f"verifier {verifier.name} judges chains, and {type(drafter).__name__} proposes trees")
+    most = min(drafter.num_draft_tokens, MOST_NODES if trees else num_tokens - 1)
     findings = []
     for pair in pairs:
         source = DrafterSource(drafter, pair.draft, most=most)
-        game = ChainGame(target=pair.target, source=source, rule=verifier.rule, num_tokens=num_tokens)
+        if trees:
+            game = ProposedTreeGame(
+                target=pair.target, source=source, rule=verifier.rule, num_tokens=num_tokens, most_nodes=most
+            )
+        else:
+            game = ChainGame(target=pair.target, source=source, rule=verifier.rule, num_tokens=num_tokens)
         subject = f"verifier {verifier.name}, drafter {source.name}"
-        findings.append(game.finding(subject, f"{pair.name}, drafts of up to {most}"))
+        kind = f"trees of up to {most} nodes" if trees else f"drafts of up to {most}"
+        findings.append(game.finding(subject, f"{pair.name}, {kind}"))
     stand_in = f"drafter {type(drafter).__name__}: a table stood in for the draft model"
     return Certificate(findings=tuple(findings), notes=(stand_in,) if drafter.needs.draft_backend else ())
 
@@ -175,7 +192,11 @@ def certify_all(verifiers: Sequence[Verifier], drafters: Sequence[DrafterConfig]
     for verifier in verifiers:
         certificates = [_certify_verifier(verifier, PAIRS)]
         if isinstance(verifier, RuleVerifier):
-            certificates += [_certify_drafter(verifier, drafter, LEAST_TOKENS, PAIRS) for drafter in drafters]
+            certificates += [
+                _certify_drafter(verifier, drafter, LEAST_TOKENS, PAIRS)
+                for drafter in drafters
+                if isinstance(verifier, TreeVerifier) or not drafter.needs.trees
+            ]
         for certificate in certificates:
             findings += certificate.findings
             notes += certificate.notes

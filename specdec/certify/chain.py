@@ -1,7 +1,7 @@
 """Judges chain rules: the joint law of the first tokens over as many rounds as they take, in exact arithmetic."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -12,6 +12,7 @@ from specdec.certify.chance import Chance, Number, every_run
 from specdec.certify.drafts import DraftedChain, DraftSource
 from specdec.certify.findings import Finding, smallest_counterexample
 from specdec.certify.tables import Law, Table
+from specdec.errors import UnsupportedError
 from specdec.rules.chain import ChainRule
 from specdec.rules.numbers import point_masses
 
@@ -84,11 +85,20 @@ class ChainGame:
         self, prefix: tuple[int, ...], state: Hashable
     ) -> Iterator[tuple[Number, tuple[int, ...], Hashable, int]]:
         """(probability, emitted tokens, state after it, accepted tokens) of every outcome of a round."""
-        known, limit = self.root + prefix, self.num_tokens - len(prefix) - 1
+        known, limit = self.root + prefix, self._limit(prefix)
         for draft_weight, draft in every_run(lambda chance: self.source.draft(chance, known, limit, state)):
-            judged = _Judged(self, known, draft)
-            for weight, (emitted, accepted) in every_run(judged.play):
+            for weight, (emitted, accepted) in every_run(self._play(known, draft)):
                 yield draft_weight * weight, emitted, draft.after(accepted), accepted
+
+    def _limit(self, prefix: tuple[int, ...]) -> int:
+        """Most tokens to draft after ``prefix``."""
+        return self.num_tokens - len(prefix) - 1
+
+    def _play(self, known: tuple[int, ...], draft: DraftedChain) -> Callable[[Chance], tuple[tuple[int, ...], int]]:
+        """The judgement of a draft as a random program; its result is the emitted tokens and how many were accepted."""
+        if draft.parents is not None:
+            raise UnsupportedError("the rule judges chains, and the drafter proposed a tree")
+        return _Judged(self, known, draft).play
 
 
 class _Judged:

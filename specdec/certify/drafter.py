@@ -12,7 +12,19 @@ from dataclasses import MISSING, fields, is_dataclass
 import numpy as np
 import torch
 
-from specdec.api import Coupling, Draft, Drafter, DrafterConfig, DraftInput, DraftSetup, Proposal, RoundLayout
+from specdec.api import (
+    Coupling,
+    Draft,
+    Drafter,
+    DrafterConfig,
+    DraftInput,
+    DraftSetup,
+    DraftTree,
+    Proposal,
+    RoundLayout,
+    SiblingDraws,
+    Siblings,
+)
 from specdec.certify.chain import ROOT
 from specdec.certify.chance import Chance
 from specdec.certify.drafts import DraftedChain
@@ -72,6 +84,28 @@ class ChanceView:
         token = self._chance.choose(recovered(probs_BV[0]))
         return Draft(tokens_B=torch.tensor([token]), probs_BV=probs_BV.float())
 
+    def draw_siblings(
+        self,
+        logits_BV: torch.Tensor,
+        positions_B: torch.Tensor,
+        *,
+        count: int,
+        draws: SiblingDraws = SiblingDraws.WITHOUT_REPLACEMENT,
+        greedy: bool = False,
+    ) -> Siblings:
+        """See ``api.SamplingView.draw_siblings``."""
+        if greedy or self._coupling is Coupling.GREEDY:
+            ordered_BS = logits_BV.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+            return Siblings(tokens_BS=ordered_BS, num_B=torch.tensor([ordered_BS.shape[1]]))
+        probs_BV = logits_BV.double().softmax(dim=-1)
+        left, tokens = list(recovered(probs_BV[0])), []
+        while len(tokens) < count and any(left):
+            tokens.append(self._chance.choose(left))
+            if draws is SiblingDraws.WITHOUT_REPLACEMENT:
+                left[tokens[-1]] = 0
+        padded = [*tokens, *[0] * (count - len(tokens))]
+        return Siblings(tokens_BS=torch.tensor([padded]), num_B=torch.tensor([len(tokens)]), probs_BV=probs_BV.float())
+
 
 class DrafterSource:
     """A drafter as a ``DraftSource``; its state between rounds is its pickle."""
@@ -113,10 +147,21 @@ class DrafterSource:
                 "draw with inputs.sampling.draw"
             )
         tokens, laws = self._read(proposal, limit)
+        parents = self._read_parents(proposal, len(tokens))
         after = self._dump(drafter)
         end = len(known) - 1
+
+        def state_after(num_accepted: int) -> Hashable:
+            # After a tree the drafter is shown the accepted path alone.
+            return after, end, 1 + (len(tokens) if parents is None else num_accepted)
+
         return DraftedChain(
-            tokens=tokens, laws=laws, windows=(), after=lambda num_accepted: (after, end, len(tokens) + 1)
+            tokens=tokens,
+            laws=laws,
+            windows=(),
+            after=state_after,
+            parents=parents,
+            draws=None if proposal is None else proposal.sibling_draws,
         )
 
     def _inputs(self, known: tuple[int, ...], start: int, length: int, limit: int, sampling: ChanceView) -> DraftInput:
@@ -143,8 +188,6 @@ class DrafterSource:
     def _read(self, proposal: Proposal | None, limit: int) -> tuple[tuple[int, ...], tuple[Law, ...] | None]:
         if proposal is None or limit == 0:
             return (), None
-        if proposal.parents_BK is not None:
-            raise UnsupportedError(f"{self.name} proposes a tree, and the engine verifies chains")
         count = int(proposal.num_drafted_B[0])
         tokens = tuple(proposal.tokens_BK[0, :count].tolist())
         if not (len(tokens) == count <= limit and all(0 <= token < self._vocab_size for token in tokens)):
@@ -152,6 +195,13 @@ class DrafterSource:
         if proposal.probs_BKV is None:
             return tokens, None
         return tokens, tuple(recovered(row_V) for row_V in proposal.probs_BKV[0, :count])
+
+    def _read_parents(self, proposal: Proposal | None, count: int) -> tuple[int, ...] | None:
+        if proposal is None or proposal.parents_BK is None or count == 0:
+            return None
+        if proposal.probs_BKV is not None and proposal.sibling_draws is None:
+            raise MetadataError(f"{self.name} reports laws of a tree and not how siblings were drawn (sibling_draws)")
+        return DraftTree(tuple(proposal.parents_BK[0, :count].tolist())).parents
 
     def _dump(self, drafter: Drafter) -> bytes:
         buffer = io.BytesIO()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.api import SiblingDraws
 from specdec.certify.chance import Chance, Number
 from specdec.certify.tables import Law, Table
 
@@ -13,18 +14,22 @@ PAST_ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftedChain:
-    """One draft.
+    """One draft, a chain unless it has parents.
 
     tokens   drafted tokens
     laws     the law that the drafter reports for each, or None for point masses
     windows  part of (0, 1) in which the uniform lay that drew each token (ids in order, inverse CDF)
     after    (accepted tokens) -> the drafter's state before the next round
+    parents  index of each token's parent in a tree; None for a chain
+    draws    how siblings were drawn from their laws
     """
 
     tokens: tuple[int, ...]
     laws: tuple[Law, ...] | None
     windows: tuple[tuple[Number, Number], ...]
     after: Callable[[int], Hashable]
+    parents: tuple[int, ...] | None = None
+    draws: SiblingDraws | None = None
 
 
 class DraftSource(Protocol):

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from specdec.api import Proposal, Verdict, Verifier
+from specdec.api import Proposal, TreeRows, Verdict, Verifier
 from specdec.certify.chain import exact_array
 from specdec.certify.findings import Counterexample, Finding
 from specdec.certify.tables import Pair
@@ -44,6 +44,10 @@ class GivenSampling:
         self.weights_BV: torch.Tensor | None = None
         self.is_residual_B: torch.Tensor | None = None
         self.positions_B: torch.Tensor | None = None
+
+    def along(self, tree: TreeRows) -> "GivenSampling":
+        """The same: what is given is given by row and by node."""
+        return self
 
     def adjust(
         self, logits_BNV: torch.Tensor, drafted_BK: torch.Tensor | None, positions_B: torch.Tensor
@@ -125,12 +129,13 @@ def _wrong_choice(
         if at is not None and (found is None or at < len(found.prefix)):
             wrong = emitted[at] if emitted[at] != choices[at] else tokens[at]
             found = Counterexample(
-                prefix=emitted[:at], wanted=_point(choices[at], vocab_size), found=_point(wrong, vocab_size)
+                prefix=emitted[:at], wanted=point_law(choices[at], vocab_size), found=point_law(wrong, vocab_size)
             )
     return found
 
 
-def _point(token: int, vocab_size: int) -> tuple[Fraction, ...]:
+def point_law(token: int, vocab_size: int) -> tuple[Fraction, ...]:
+    """All mass on one token."""
     return tuple(Fraction(int(i == token)) for i in range(vocab_size))
 
 

@@ -1,7 +1,7 @@
 """Judges sibling rules over trees of drafted tokens: every draw of the tree, every walk down it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -100,8 +100,16 @@ class TreeGame:
     def _round(self, known: tuple[int, ...]) -> Iterator[tuple[Number, tuple[int, ...]]]:
         """(probability, emitted tokens) of every outcome of a round."""
         for draw_weight, tokens in every_run(lambda chance: self._draw_tree(chance, known)):
-            walk = _Walk(self, known, tokens)
-            for weight, emitted in every_run(walk.play):
+            walk = Walk(
+                target=self.target,
+                rule=self.rule,
+                judge=self.judge,
+                parents=self.parents,
+                known=known,
+                tokens=tokens,
+                law_of=None if isinstance(self.rule, Deterministic) else lambda node, path: self.draft.law(path),
+            )
+            for weight, (emitted, _) in every_run(walk.play):
                 yield draw_weight * weight, emitted
 
     def _draw_tree(self, chance: Chance, known: tuple[int, ...]) -> dict[int, int]:
@@ -118,40 +126,57 @@ class TreeGame:
         return tokens
 
 
-class _Walk:
-    """The walks down one drawn tree."""
+class Walk:
+    """The walks down one drawn tree.
 
-    def __init__(self, game: TreeGame, known: tuple[int, ...], tokens: dict[int, int]) -> None:
-        self._game, self._tokens = game, tokens
+    parents, tokens  the tree; a node without a token could not be drawn
+    law_of           (node, tokens before it) -> law of one draw of the node; None for siblings that were not drawn
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Table,
+        rule: SiblingRule,
+        judge: JudgeSiblings,
+        parents: Sequence[int],
+        known: tuple[int, ...],
+        tokens: Mapping[int, int],
+        law_of: Callable[[int, tuple[int, ...]], Law] | None,
+    ) -> None:
+        self._target, self._rule, self._judge_siblings = target, rule, judge
+        self._parents, self._tokens, self._law_of = parents, tokens, law_of
         self._paths = {siblings.ROOT: known}
         self._judged: dict[int, tuple[list[Number], Law]] = {}
 
-    def play(self, chance: Chance) -> tuple[int, ...]:
-        """Emitted tokens: accepted ones and one more."""
-        accepted, weights = siblings.walk_tree(
-            self._game.parents, self._judge, lambda node: self._game.target.law(self._path(node)), chance.toss
-        )
-        return (*(self._tokens[node] for node in accepted), chance.choose(weights))
+    def play(self, chance: Chance) -> tuple[tuple[int, ...], int]:
+        """Emitted tokens, accepted ones and one more, and how many are accepted."""
+        accepted, weights = self.walk(chance.toss)
+        return (*(self._tokens[node] for node in accepted), chance.choose(weights)), len(accepted)
 
-    def _path(self, node: int) -> tuple[int, ...]:
-        if node not in self._paths:
-            self._paths[node] = (*self._path(self._game.parents[node]), self._tokens[node])
-        return self._paths[node]
+    def walk(self, accepts: Callable[[object], bool]) -> tuple[list[int], Law]:
+        """Accepted nodes and the weights of the token after them."""
+        return siblings.walk_tree(self._parents, self.judge, lambda node: self._target.law(self._path(node)), accepts)
 
-    def _judge(self, node: int, children: list[int]) -> tuple[list[Number], Law]:
+    def judge(self, node: int, children: list[int]) -> tuple[list[Number], Law]:
+        """Chances of the children of a node, and the weights after all are rejected."""
         if node not in self._judged:
-            game, known = self._game, self._path(node)
+            known = self._path(node)
             drawn = [child for child in children if child in self._tokens]
-            target_BV = exact_array([game.target.law(known)])
-            draft_BSV = (
-                None if isinstance(game.rule, Deterministic) else exact_array([[game.draft.law(known)] * len(drawn)])
-            )
+            target_BV = exact_array([self._target.law(known)])
+            law_of = self._law_of
+            draft_BSV = None if law_of is None else exact_array([[law_of(child, known) for child in drawn]])
             siblings_BS = np.array([[self._tokens[child] for child in drawn]], dtype=np.int64)
-            chances_BS, left_BV = game.judge(game.rule, target_BV, draft_BSV, siblings_BS)
+            chances_BS, left_BV = self._judge_siblings(self._rule, target_BV, draft_BSV, siblings_BS)
             # A sibling that was not drawn, since nothing was left to draw from, comes last and is never accepted.
             chances = [*chances_BS[0], *([Fraction(0)] * (len(children) - len(drawn)))]
             self._judged[node] = chances, tuple(left_BV[0])
         return self._judged[node]
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        if node not in self._paths:
+            self._paths[node] = (*self._path(self._parents[node]), self._tokens[node])
+        return self._paths[node]
 
 
 KINDS: dict[str, tuple[Draw, SiblingRule]] = {
