@@ -121,6 +121,8 @@ class Eagle3Schema:
     proposals: str = setting("sampled", choices=("sampled", "greedy"))
     checkpoint: str = MISSING
     loader: str = "experiments.heads.load_eagle3_head"
+    tree_width: int = setting(0, low=0, high=16)
+    tree_depth: int = setting(4, low=1, high=MAX_DRAFT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,8 @@ class MedusaSchema:
     proposals: str = setting("sampled", choices=("sampled", "greedy"))
     checkpoint: str = MISSING
     loader: str = "experiments.heads.load_medusa_heads"
+    tree_width: int = setting(0, low=0, high=16)
+    tree_depth: int = setting(4, low=1, high=MAX_DRAFT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Eagle3Backend: an EAGLE-3 head as ``specdec.api.DraftBackend``, with a dense cache of its own by engine row.
 
 A round is ``begin_draft`` (catch up over the rows of the target's pass), then per further draft token
-``advance_draft_forward_metadata`` and ``forward``. Slots of rejected tokens are rewritten by the next catch-up before
-any query sees them. Nothing is read back from the device.
+``advance_draft_forward_metadata`` and ``forward``, or per level of a tree ``forward_level``. Slots of rejected tokens
+are rewritten by the next catch-up before any query sees them. Nothing is read back from the device.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import torch
 
 from backends.eagle3.cache import DraftCache
 from backends.eagle3.model import Attend, Eagle3Model, masked_attention
+from backends.eagle3.tree import TreeNodes, seen_slots
 from specdec.api import CacheGroupSpec, DraftInput, RoundLayout
 from specdec.errors import CapacityError, ConfigError, MetadataError
 
@@ -49,6 +50,7 @@ class Eagle3Backend:
         self._own_BD = torch.empty(0)
         self._positions_B = torch.empty(0)
         self._num_slots = 0
+        self._nodes: TreeNodes | None = None
 
     @torch.no_grad()
     def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
@@ -71,6 +73,7 @@ class Eagle3Backend:
         self._rows_B = torch.tensor(layout.rows, dtype=torch.int64).to(device)
         self._num_slots = max(layout.seq_lens, default=0)
         self._own_BD = own_TD[newest_B.clamp(min=0)]
+        self._nodes = TreeNodes(self._own_BD)
         return self.model.target_logits(self._own_BD)
 
     def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
@@ -92,6 +95,34 @@ class Eagle3Backend:
         own_B1D = self.model(self._own_BD[:, None], tokens_B[:, None], positions_B1, attend)
         self._own_BD = own_B1D[:, 0]
         return self.model.target_logits(self._own_BD)
+
+    @torch.no_grad()
+    def forward_level(
+        self, seq_lens_B: torch.Tensor, tokens_BM: torch.Tensor, parents_BM: torch.Tensor
+    ) -> torch.Tensor:
+        """Feed the next level of a draft tree; logits float32 [B, M, V]. Raises MetadataError before ``begin_draft``.
+
+        seq_lens_B  int64 committed positions; the nodes lie behind them in the cache, as they are fed
+        parents_BM  int64 number of each node's parent among the nodes fed in this round, -1 for the newest token
+        """
+        rows_B, nodes = self._rows_B, self._nodes
+        if rows_B is None or nodes is None:
+            raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
+        first, num_new = nodes.num_nodes, tokens_BM.shape[1]
+        num_slots = self._num_slots + first + num_new
+        self._cache.reserve(num_slots)
+        sees_BMN = nodes.ancestry(parents_BM)
+        slots_BM = seq_lens_B[:, None] + first + torch.arange(num_new, device=seq_lens_B.device)
+        positions_BM = (seq_lens_B[:, None] + nodes.num_levels).expand_as(tokens_BM)
+        seen_BMW = seen_slots(seq_lens_B, sees_BMN, num_slots)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self._cache.write(rows_B[:, None].expand_as(slots_BM), slots_BM, key, value)
+            return masked_attention(query, *self._cache.read(rows_B, num_slots), seen_BMW)
+
+        own_BMD = self.model(nodes.states_of(parents_BM), tokens_BM, positions_BM, attend)
+        nodes.add(own_BMD, sees_BMN)
+        return self.model.target_logits(own_BMD)
 
     def _run(
         self,

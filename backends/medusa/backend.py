@@ -43,6 +43,16 @@ class MedusaBackend:
     @torch.no_grad()
     def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
         """Logits float32 [B, V] of the next head; raises MetadataError before ``begin_draft`` and beyond the last."""
+        return self._next()
+
+    @torch.no_grad()
+    def forward_level(
+        self, seq_lens_B: torch.Tensor, tokens_BM: torch.Tensor, parents_BM: torch.Tensor
+    ) -> torch.Tensor:
+        """What follows each of M nodes of a level, float32 [B, M, V]: the next head's logits for every one of them."""
+        return self._next()[:, None].expand(-1, tokens_BM.shape[1], -1)
+
+    def _next(self) -> torch.Tensor:
         if self._states_BD is None or self._number + 1 >= self.max_draft_tokens:
             raise MetadataError(f"a round drafts at most {self.max_draft_tokens} tokens, begun with begin_draft")
         self._number += 1

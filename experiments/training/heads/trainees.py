@@ -13,7 +13,7 @@ from torch import nn
 
 from backends.deepseek_v4.initialise import initialise
 from backends.deepseek_v4.weights.files import CONFIG, read_json
-from backends.eagle3.config import Eagle3Config, default_layers
+from backends.eagle3.config import NUM_LAYERS_READ, Eagle3Config, default_layers
 from backends.eagle3.dense import dense_eagle3, shift
 from backends.eagle3.model import Eagle3Model
 from backends.eagle3.weights import borrowed, check_target, save_eagle3
@@ -34,6 +34,8 @@ from specdec.api import LAST_LAYER, DrafterConfig
 from specdec.errors import UnsupportedError
 
 HEAD_WIDTH = 64
+MIXED_IN = 0.3
+"""Size of the random part of fused states when training begins."""
 
 
 class Trainee(Protocol):
@@ -123,10 +125,20 @@ class Eagle3Trainee:
 
     @torch.no_grad()
     def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
-        """Fused states begin with size one, and what enters the head with the size that the target gives it."""
-        self.module.fc.weight.div_(self.module.fuse(states).square().mean().sqrt())
+        """Fused states begin as those of the highest layer with a little of all, of size one.
+
+        What enters the head begins with the size that the target gives it. Measured on the embedded checkpoint: 40
+        steps lead to 3.6 nats at depth 1 where random fused states lead to 3.9.
+        """
+        model, width = self.module, self.module.config.hidden_size
+        num_streams = model.config.target_hidden_size // width
+        mixed = model.fc.weight.clone().mul_(MIXED_IN / model.fuse(states).square().mean().sqrt())
+        highest = torch.zeros_like(mixed).view(width, NUM_LAYERS_READ, num_streams, width)
+        highest[:, -1] = torch.eye(width, device=mixed.device)[:, None] / num_streams
+        model.fc.weight.copy_(highest.flatten(1))
+        model.fc.weight.div_(model.fuse(states).square().mean().sqrt()).add_(mixed)
         head_inputs = self._head_input(last_states).float().flatten(0, -2)
-        self.module.norm.weight.copy_(head_inputs.square().mean(0).sqrt())
+        model.norm.weight.copy_(head_inputs.square().mean(0).sqrt())
 
     def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
         """See ``Trainee``."""
