@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.compact import step_columns
 from experiments.report.collect import run_folders
-from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, PARQUET, STATUS, STEPS, SUMMARY, Status, status_of
+from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, STATUS, SUMMARY, Status, status_of
+from experiments.step_files import UNITED, has_content, json_lines, quoted, step_sources
 from specdec.errors import ConfigError, SpecDecError
 from specdec.step_row import SCHEMA_VERSION
 
@@ -44,11 +44,7 @@ OUTPUT_COLUMNS = {
 }
 WHOLE = {"summaries": SUMMARY, "environments": ENVIRONMENT, "statuses": STATUS}
 NAMES = ("steps", "outputs", *WHOLE, "settings")
-PARQUET_END = b"PAR1"
 RUN = "regexp_replace(filename, '/[^/]*$', '') AS run"
-
-
-UNITED = "union_by_name = true, filename = true"
 Answer = TypeVar("Answer")
 
 
@@ -118,16 +114,16 @@ class Tables:
         return lines
 
     def _sources(self) -> dict[str, str]:
-        packed = [run / PARQUET for run in self.runs if _is_packed(run)]
-        loose = [run / STEPS for run in self.runs if not _is_packed(run) and _has_content(run / STEPS)]
-        outputs = [run / OUTPUTS for run in self.runs if _has_content(run / OUTPUTS)]
-        parts = [_lines(loose, step_columns())]
-        if packed:
-            parts.append(f"SELECT {RUN}, * EXCLUDE (filename) FROM read_parquet({_list(packed)}, {UNITED})")
+        outputs = [run / OUTPUTS for run in self.runs if has_content(run / OUTPUTS)]
+        steps = [_with_run(part) for part in step_sources(self.runs)]
         whole = {
             name: _documents([run / file for run in self.runs if _is_json(run / file)]) for name, file in WHOLE.items()
         }
-        return {"steps": " UNION ALL BY NAME ".join(parts), "outputs": _lines(outputs, OUTPUT_COLUMNS), **whole}
+        return {
+            "steps": " UNION ALL BY NAME ".join(steps),
+            "outputs": _with_run(json_lines(outputs, OUTPUT_COLUMNS)),
+            **whole,
+        }
 
     def _add_settings(self) -> None:
         self._connection.execute("CREATE TABLE settings (run VARCHAR, key VARCHAR, value VARCHAR)")
@@ -136,15 +132,9 @@ class Tables:
             self._connection.executemany("INSERT INTO settings VALUES (?, ?, ?)", rows)
 
 
-def _lines(paths: Sequence[Path], columns: Mapping[str, str]) -> str:
-    """Rows of JSONL files; a torn line becomes a row without any value, which is left out."""
-    if not paths:
-        empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items())
-        return f"SELECT NULL::VARCHAR AS run, {empty} WHERE false"
-    return (
-        f"SELECT {RUN}, * EXCLUDE (filename) FROM read_json({_list(paths)}, format = 'newline_delimited', "
-        f"columns = {dict(columns)}, ignore_errors = true, filename = true) WHERE request_id IS NOT NULL"
-    )
+def _with_run(rows: str) -> str:
+    """The rows with the folder of their run in place of the name of their file."""
+    return f"SELECT {RUN}, * EXCLUDE (filename) FROM ({rows})"
 
 
 def _documents(paths: Sequence[Path]) -> str:
@@ -152,7 +142,7 @@ def _documents(paths: Sequence[Path]) -> str:
     if not paths:
         return "SELECT NULL::VARCHAR AS run WHERE false"
     return (
-        f"SELECT {RUN}, * EXCLUDE (filename) FROM read_json({_list(paths)}, format = 'auto', "
+        f"SELECT {RUN}, * EXCLUDE (filename) FROM read_json({quoted(paths)}, format = 'auto', "
         f"maximum_object_size = 67108864, map_inference_threshold = -1, sample_size = -1, {UNITED})"
     )
 
@@ -173,30 +163,11 @@ def _flat(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, node if isinstance(node, str) else json.dumps(node)
 
 
-def _is_packed(run: Path) -> bool:
-    """Whether the rows are in a whole Parquet file of this very attempt."""
-    path = run / PARQUET
-    if not path.exists() or status_of(run) is not Status.DONE:
-        return False
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - len(PARQUET_END)))
-        return file.read() == PARQUET_END
-
-
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
 def _is_json(path: Path) -> bool:
     try:
         return isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError):
         return False
-
-
-def _list(paths: Sequence[Path]) -> str:
-    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]"
 
 
 def _one_line(error: Exception) -> str:
