@@ -30,11 +30,13 @@ SUITE_VERIFIERS = (
     "specdec.verifiers.GumbelVerifierConfig",
     "specdec.verifiers.RejectionVerifierConfig",
     "specdec.rule_verifiers.BlockVerifierConfig",
+    "specdec.sibling_verifier.SiblingVerifierConfig",
 )
 SUITE_DRAFTERS = (
     {"_target_": "drafters.nextn.NextnConfig"},
     {"_target_": "drafters.nextn.NextnConfig", "proposals": "greedy"},
     {"_target_": "drafters.ngram.NgramConfig"},
+    {"_target_": "drafters.ngram.NgramConfig", "branches": 3, "num_draft_tokens": 4},
     {"_target_": "drafters.oracle.OracleConfig"},
     {"_target_": "drafters.none.NoneConfig"},
     *(

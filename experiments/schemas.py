@@ -90,6 +90,7 @@ class NgramSchema:
     max_ngram: int = setting(4, low=1, high=16)
     min_ngram: int = setting(1, low=1, high=16)
     match: str = setting("latest", choices=("earliest", "latest"))
+    branches: int = setting(1, low=1, high=16)
 
 
 @dataclass(frozen=True, kw_only=True)
