@@ -14,8 +14,6 @@ from specdec.api import LAST_LAYER
 from specdec.errors import UnsupportedError
 
 States = Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
-PROBE_TOKENS = 6
-TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +46,9 @@ def frozen(loaded: LoadedTarget) -> FrozenTarget:
         return FrozenTarget(states=lambda tokens, layers: v4_states(model, tokens, layers), lent=loaded.lend())
     if not isinstance(loaded, Lender):
         raise UnsupportedError("heads are trained for targets hf and deepseek_v4; this target lends no states")
-    from experiments.hf import LoadedHf  # here, since transformers is an extra that a V4 target does without
+    from experiments.training.heads.frozen_hf import hf_target  # here, since a V4 target does without transformers
 
-    if not isinstance(loaded, LoadedHf):
-        raise UnsupportedError("heads are trained for targets hf and deepseek_v4")
-    causal = loaded.model
-
-    def states(tokens_BL: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
-        hidden = causal.uncached(tokens_BL, columns=[0], hidden_layers=layers).hidden_BQD
-        assert hidden is not None, "layers were asked for"
-        return hidden
-
-    target = FrozenTarget(states=states, lent=loaded.lend())
-    probe = torch.arange(PROBE_TOKENS, device=causal.device)[None] % causal.vocab_size
-    expected = causal.uncached(probe, columns=range(PROBE_TOKENS)).logits_BCV.float()
-    found = target.logits(states(probe, (LAST_LAYER,)))
-    if float((found - expected).abs().max()) > TOLERANCE * float(expected.abs().max()):
-        raise UnsupportedError(
-            f"{causal.name} does more than a linear head after its last state; heads cannot imitate it"
-        )
-    return target
+    return hf_target(loaded)
 
 
 @torch.no_grad()

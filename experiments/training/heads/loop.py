@@ -171,7 +171,8 @@ class HeadRun:
         )
         self.steps = 0
         numbers, batch = self._batch()
-        states = source.of(numbers, batch.tokens_BL)
+        is_real = torch.arange(batch.tokens_BL.shape[1], device=batch.lens_B.device) < batch.lens_B[:, None]
+        states = source.of(numbers, batch.tokens_BL)[is_real]
         trainee.begin(self._of_head(states), states[..., -target.width :])
 
     def run(self, folder: Path, *, clock: Clock, say: Say) -> float:

@@ -50,8 +50,8 @@ class Trainee(Protocol):
     module: nn.Module
     target_ids_X: torch.Tensor | None
 
-    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
-        """Scale first values to states [..., X] and last states of some text."""
+    def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
+        """Scale first values to the states that the head reads, and the last states, of some text."""
 
     def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
         """Logits float32 of depths 1..``depth``; ``states`` [B, L, X] of ``layers``."""
@@ -124,7 +124,7 @@ class Eagle3Trainee:
         self._head_input = lent.head_input
 
     @torch.no_grad()
-    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+    def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
         """Fused states begin as those of the highest layer with a little of all, of size one.
 
         What enters the head begins with the size that the target gives it. Measured on the embedded checkpoint: 40
@@ -132,12 +132,12 @@ class Eagle3Trainee:
         """
         model, width = self.module, self.module.config.hidden_size
         num_streams = model.config.target_hidden_size // width
-        mixed = model.fc.weight.clone().mul_(MIXED_IN / model.fuse(states).square().mean().sqrt())
+        mixed = model.fc.weight.clone().mul_(MIXED_IN / model.fuse(states_TX).square().mean().sqrt())
         highest = torch.zeros_like(mixed).view(width, NUM_LAYERS_READ, num_streams, width)
         highest[:, -1] = torch.eye(width, device=mixed.device)[:, None] / num_streams
         model.fc.weight.copy_(highest.flatten(1))
-        model.fc.weight.div_(model.fuse(states).square().mean().sqrt()).add_(mixed)
-        head_inputs = self._head_input(last_states).float().flatten(0, -2)
+        model.fc.weight.div_(model.fuse(states_TX).square().mean().sqrt()).add_(mixed)
+        head_inputs = self._head_input(last_states_TX).float()
         model.norm.weight.copy_(head_inputs.square().mean(0).sqrt())
 
     def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
@@ -170,7 +170,7 @@ class MedusaTrainee:
         self.module.begin_as(target.lent.head)
         self._head_input = target.lent.head_input
 
-    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+    def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
         """Nothing to scale."""
 
     def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
@@ -211,7 +211,7 @@ class NextnTrainee:
             # The router's bias balances loads and has no gradient.
             parameter.requires_grad_(not name.endswith("gate.bias"))
 
-    def begin(self, states: torch.Tensor, last_states: torch.Tensor) -> None:
+    def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
         """Nothing to scale."""
 
     def drafts(self, states: torch.Tensor, tokens_BL: torch.Tensor, depth: int) -> list[torch.Tensor]:
