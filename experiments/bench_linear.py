@@ -47,8 +47,8 @@ def _tile(outputs: int, inputs: int, stages: int, warps: int) -> Tile:
 # Tried beside the table's tile. All of a format use the instruction that the table's tiles use.
 CANDIDATES = {
     WeightFormat.PLAIN: (_tile(64, 128, 3, 4), _tile(64, 128, 5, 4), _tile(64, 256, 3, 4), _tile(128, 128, 3, 4)),
-    WeightFormat.FP8: (_tile(64, 128, 4, 4), _tile(64, 128, 7, 4), _tile(128, 128, 4, 4), _tile(128, 128, 4, 8)),
-    WeightFormat.FP4: (_tile(64, 256, 3, 4), _tile(64, 128, 6, 4), _tile(128, 256, 3, 4), _tile(128, 256, 4, 8)),
+    WeightFormat.FP8: (_tile(64, 128, 3, 4), _tile(64, 128, 5, 4), _tile(128, 128, 4, 8)),
+    WeightFormat.FP4: (_tile(64, 256, 2, 4), _tile(64, 256, 4, 4), _tile(128, 256, 3, 8)),
 }
 SPLITS_TRIED = (1, 2, 4, 8)
 EXPERT_CANDIDATES = {
@@ -57,14 +57,14 @@ EXPERT_CANDIDATES = {
         ExpertTiles(first=_tile(64, 128, 3, 4), second=_tile(64, 128, 5, 4)),
     ),
     WeightFormat.FP8: (
-        ExpertTiles(first=_tile(64, 128, 4, 4), second=_tile(64, 128, 4, 4)),
-        ExpertTiles(first=_tile(64, 128, 7, 4), second=_tile(64, 128, 7, 4)),
+        ExpertTiles(first=_tile(64, 128, 3, 4), second=_tile(64, 128, 3, 4)),
+        ExpertTiles(first=_tile(64, 128, 5, 4), second=_tile(64, 128, 5, 4)),
         ExpertTiles(first=_tile(128, 128, 4, 4), second=_tile(128, 128, 4, 8)),
     ),
     WeightFormat.FP4: (
-        ExpertTiles(first=_tile(64, 256, 3, 4), second=_tile(64, 256, 3, 4)),
-        ExpertTiles(first=_tile(64, 128, 6, 4), second=_tile(64, 128, 6, 4)),
-        ExpertTiles(first=_tile(128, 256, 3, 4), second=_tile(128, 256, 3, 8)),
+        ExpertTiles(first=_tile(64, 256, 4, 4), second=_tile(64, 256, 4, 4)),
+        ExpertTiles(first=_tile(64, 256, 2, 4), second=_tile(64, 256, 2, 4)),
+        ExpertTiles(first=_tile(128, 256, 3, 8), second=_tile(128, 256, 3, 8)),
     ),
 }
 # Storage of routed and shared experts; the last is that of published checkpoints.

@@ -10,8 +10,9 @@ integer arithmetic, which every device and the interpreter do alike.
 
 Packed words (``weights.packing``) reach the registers of a matrix instruction's left side without a shuffle. Their
 codes are shifted to where a bf16 has its lowest exponents; one multiplication repairs that and, for fp4, applies the
-scale. So that its factor is a bf16, too, fp4 products come out 2^-63 times too small until the end: exact for scales
-from 2^-64 to 2^64.
+scale. So that its factor is a bf16, too, fp4 tiles come out 2^-63 times too small: exact for scales from 2^-64 to 2^64.
+That is undone, as scales of fp8 are applied, on the product of every step; a sum that stayed in the matrix unit would
+make the compiler wait after each of its instructions.
 """
 
 import triton
@@ -24,7 +25,7 @@ PACKED_FP8 = tl.constexpr(3)
 PACKED_FP4 = tl.constexpr(4)
 FP8_BLOCK = tl.constexpr(128)
 FP4_BLOCK = tl.constexpr(32)
-# Packed fp4 is multiplied as 2^-63 times itself.
+# Packed fp4 is multiplied as 2^-63 times itself, and the product by 2^63.
 SHIFT = tl.constexpr(63)
 UNSHIFT = tl.constexpr(2.0**63)
 
@@ -93,6 +94,7 @@ def bf16_of_fp4_word(word, factor):
     """The eight e2m1 values of packed words as bf16 times ``factor`` times 2^-126, in the order (h, b, p).
 
     An e2m1 code moved to the lowest exponent and highest mantissa bits of a bf16 is its value times 2^-126.
+    Number 2 is shifted twice, sign and magnitude, by one multiplication: none of its bits meet.
     """
     return tl.inline_asm_elementwise(
         """
@@ -101,10 +103,9 @@ def bf16_of_fp4_word(word, factor):
         and.b32 a, $8, 0x81c081c0;
         shl.b32 b, $8, 3;
         and.b32 b, b, 0x81c081c0;
-        shl.b32 c, $8, 6;
-        and.b32 c, c, 0x01c001c0;
-        shl.b32 sign, $8, 1;
-        lop3.b32 c, sign, 0x80008000, c, 0xea;
+        and.b32 c, $8, 0x40074007;
+        mul.lo.u32 c, c, 66;
+        and.b32 c, c, 0x81c081c0;
         shr.u32 d, $8, 3;
         and.b32 d, d, 0x01c001c0;
         shl.b32 sign, $8, 2;
@@ -210,7 +211,7 @@ def _multiply(
     if FORMAT == PACKED_FP8:
         acc += tl.dot(_packed_fp8(values_M, step, num_inputs, M, BLOCK_K, WHOLE), x_KN) * scale
     elif FORMAT == PACKED_FP4:
-        acc = tl.dot(_packed_fp4(values_M, scales_M, step, num_inputs, M, BLOCK_K, WHOLE), x_KN, acc)
+        acc += tl.dot(_packed_fp4(values_M, scales_M, step, num_inputs, M, BLOCK_K, WHOLE), x_KN) * UNSHIFT
     elif FORMAT == FP4:
         w = _fp4_in_order(values_M, scales_M, step, num_inputs, M, BLOCK_K, WHOLE)
         acc = tl.dot(w, x_KN, acc, input_precision="ieee")
@@ -261,6 +262,4 @@ def multiply_rows(
                 next_lower = fp8_scale(lower_scales_ptr, step + 1, num_inputs, BLOCK_K)
         acc = _multiply(acc, values_M, scales_M, upper, lower, x_KN, step, num_inputs, FORMAT, BLOCK_K, WHOLE, HALVES)
         upper, lower = next_upper, next_lower
-    if FORMAT == PACKED_FP4:
-        acc *= UNSHIFT
     return acc

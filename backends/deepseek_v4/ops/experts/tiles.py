@@ -27,12 +27,12 @@ TILES = {
         second=Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     ),
     WeightFormat.FP8: ExpertTiles(
-        first=Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
-        second=Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
+        first=Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
+        second=Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     ),
     WeightFormat.FP4: ExpertTiles(
-        first=Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
-        second=Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
+        first=Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
+        second=Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
     ),
 }
 

@@ -36,17 +36,17 @@ class Tile:
 
 # Tiles of bf16 products by format and rows of a block. All use one matrix instruction (wgmma: 64 outputs for 4 warps),
 # or the bits of a row would change with the number of rows. It takes stored bf16 straight from shared memory and packed
-# weights from registers, where every warp decodes outputs of its own. More rows make tiles higher, as each tile of the
-# weight is accompanied by one of x. A step of fp4 has 4 bytes of scales for a thread at least: fewer are not copied
-# ahead.
+# weights from registers, where every warp decodes outputs of its own. Decoding keeps processors as busy as reading
+# does, so several programs on each count for more than stages. A step of fp4 has 4 bytes of scales for a thread at
+# least: fewer are not copied ahead.
 TILES = {
     (WeightFormat.PLAIN, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 64): Tile(block_outputs=64, block_inputs=128, stages=3, warps=4),
-    (WeightFormat.FP8, 16): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
-    (WeightFormat.FP8, 32): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
-    (WeightFormat.FP8, 64): Tile(block_outputs=128, block_inputs=128, stages=3, warps=8),
-    (WeightFormat.FP4, 16): Tile(block_outputs=64, block_inputs=256, stages=4, warps=4),
+    (WeightFormat.FP8, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
+    (WeightFormat.FP8, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
+    (WeightFormat.FP8, 64): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
+    (WeightFormat.FP4, 16): Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
     (WeightFormat.FP4, 32): Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
     (WeightFormat.FP4, 64): Tile(block_outputs=128, block_inputs=256, stages=3, warps=8),
 }
