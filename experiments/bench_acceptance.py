@@ -6,7 +6,7 @@ a CPU, and the difference to the CPU; then what each quantised storage costs bes
 over prompts. Intervals are 95 % bootstraps over prompts. With the runs of several seeds (three by default) a prompt
 is still one unit; only the first seed is compared with the CPU, which ran that one.
 
-    --cpu    run on a CPU in fp32 instead, which --save keeps as the reference ``experiments/results/cpu_acceptance.json``
+    --cpu    run on a CPU in fp32 instead; --save keeps it as reference, ``experiments/results/cpu_acceptance.json``
     --save   write ``experiments/results/h200_acceptance.json``
 """
 
@@ -218,7 +218,9 @@ def save_reference(finished: FinishedRun, path: Path) -> None:
     }
     path.parent.mkdir(exist_ok=True)
     compact = json.dumps(content, separators=(",", ":"))
-    path.write_text(compact.replace('"rows":', '\n"rows":').replace('"outputs":', '\n"outputs":') + "\n", encoding="utf-8")
+    path.write_text(
+        compact.replace('"rows":', '\n"rows":').replace('"outputs":', '\n"outputs":') + "\n", encoding="utf-8"
+    )
     print(f"written to {path}")
 
 

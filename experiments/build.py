@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from drafters.none import NoneDrafter
 from experiments.checkpoints import folder_of
 from experiments.kernels import choose_kernels
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
@@ -305,6 +306,12 @@ class EngineMaker:
         )
         with fitting_into_memory("weights of the draft model", conf="drafter.checkpoint, engine.dtype"):
             return locate(loader, "drafter.loader")(request)
+
+    def plain(self, verifier: Verifier) -> Engine:
+        """A fresh engine over the same caches that decodes one request at a time, eagerly and without a drafter."""
+        config = replace(self._config, max_batch=1, graphs=False, graph_batch_sizes=None)
+        loaded = self._loaded
+        return Engine(self._served.target, NoneDrafter(), verifier, config, loaded.eos_ids, bos_id=loaded.bos_id)
 
     def __call__(self) -> Engine:
         """A fresh engine with a fresh drafter."""

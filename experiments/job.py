@@ -27,6 +27,7 @@ from experiments.environment import compared, environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
 from experiments.mode import mode_of
+from experiments.near_ties import Examiner
 from experiments.progress import Progress
 from experiments.records import output_record, step_record
 from experiments.run_folder import FolderLock, RunFolder
@@ -206,6 +207,15 @@ def _decode_into(
     ]
     progress.begin("summary")
     first = repeats[0]
+    judgement = judge(parts.verifier, first.outputs, plain.outputs if plain else None)
+    examiner = Examiner(
+        make_engine=make_engine.plain,
+        verifier=parts.verifier,
+        sampling={row.id: each for row, each in zip(setting.workload.rows, parts.sampling, strict=True)},
+        eos_ids=loaded.eos_ids,
+        run_seed=parts.engine.seed,
+        dtype=dtype_of(setting.config),
+    )
     run = Run(
         mode=mode_of(setting.config, setting.environment, verifier=parts.verifier.name),
         rows=tuple(row for output in first.outputs for row in output.steps),
@@ -214,7 +224,9 @@ def _decode_into(
         timings=tuple(repeat.timing for repeat in repeats),
         num_skipped_turns=len(first.skipped_turns),
         repeats_agree=all(_ids(repeat) == _ids(first) for repeat in repeats),
-        judgement=judge(parts.verifier, first.outputs, plain.outputs if plain else None),
+        judgement=judgement,
+        partings=examiner.examine(first.outputs, judgement.differences),
+        dtype=dtype_of(setting.config),
     )
     summary = summarise(run, plain.timings if plain else None)
     out.write_summary(summary)

@@ -16,11 +16,31 @@ class NotLosslessError(SpecDecError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """An output that is not the baseline's.
+
+    what   in words
+    token  number of the first output token that differs after equal ones
+    ids    that token here and there; None for a difference of another kind
+    """
+
+    request_id: str
+    turn: int
+    what: str
+    token: int = 0
+    ids: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.request_id} turn {self.turn}: {self.what}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """``lossless`` is True, False, or None when nothing was compared."""
+    """``lossless`` is True, False, or None when nothing was compared; ``differences`` only from a comparison."""
 
     lossless: bool | None
     how: str
+    differences: tuple[Difference, ...] = ()
 
 
 def judge(
@@ -35,14 +55,13 @@ def judge(
         return Judgement(lossless=True, how=BY_RULE)
     if plain is None:
         return Judgement(lossless=None, how="no baseline to compare with")
-    different = [name for name, what in _differences(outputs, plain) if what]
+    different = differences(outputs, plain)
     if not different:
         return Judgement(lossless=True, how=verifier.lossless_how)
-    first = dict(_differences(outputs, plain))[different[0]]
     return Judgement(
         lossless=False,
-        how=f"{len(different)} of {len(plain)} outputs differ from the baseline, the first at "
-        f"{different[0][0]} turn {different[0][1]}: {first}",
+        how=f"{len(different)} of {len(plain)} outputs differ from the baseline, the first at {different[0]}",
+        differences=different,
     )
 
 
@@ -52,28 +71,32 @@ def require(judgement: Judgement) -> None:
         raise NotLosslessError(f"require_lossless: the run is not proven lossless: {judgement.how}")
 
 
-def _differences(
+def differences(
     outputs: Sequence[RequestOutput], plain: Mapping[tuple[str, int], tuple[Ids, Ids]]
-) -> list[tuple[tuple[str, int], str]]:
-    """Every request of either run with what differs; an empty text where nothing does."""
+) -> tuple[Difference, ...]:
+    """Every request of either run in which they differ."""
     ours = {(output.request_id, output.turn): output for output in outputs}
     found = []
-    for name in {**plain, **ours}:
+    for request_id, turn in {**plain, **ours}:
+        name = request_id, turn
         if name not in ours or name not in plain:
-            found.append((name, "one run has it, the other has not"))
+            what = "one run has it, the other has not"
+            found.append(Difference(request_id=request_id, turn=turn, what=what))
             continue
         prompt, expected = plain[name]
-        found.append((name, _difference(ours[name], prompt, expected)))
-    return found
+        found.append(_difference(ours[name], prompt, expected))
+    return tuple(each for each in found if each is not None)
 
 
-def _difference(output: RequestOutput, prompt: Ids, expected: Ids) -> str:
+def _difference(output: RequestOutput, prompt: Ids, expected: Ids) -> Difference | None:
+    name = {"request_id": output.request_id, "turn": output.turn}
     if output.prompt_ids != prompt:
-        return "the prompts differ"
+        return Difference(**name, what="the prompts differ")
     if output.output_ids == expected:
-        return ""
+        return None
     pairs = zip(output.output_ids, expected, strict=False)
     at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     if at is None:
-        return f"{len(output.output_ids)} tokens instead of {len(expected)}"
-    return f"token {at} is {output.output_ids[at]} instead of {expected[at]}"
+        return Difference(**name, what=f"{len(output.output_ids)} tokens instead of {len(expected)}")
+    ids = output.output_ids[at], expected[at]
+    return Difference(**name, what=f"token {at} is {ids[0]} instead of {ids[1]}", token=at, ids=ids)

@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
 
+import torch
+
 from experiments.lossless import Judgement
+from experiments.near_ties import Parting, bound_text
 from experiments.speed import Timing, measured, ratio
 from specdec.bootstrap import Bootstrap, Estimate, estimates
 from specdec.execution import Execution
@@ -28,6 +31,8 @@ class Run:
     execution      how the rounds of the first repeat ran
     timings        one per repeat
     repeats_agree  whether every repeat produced the same tokens
+    partings       where outputs part from the baseline's, as far as they do
+    dtype          of the activations
     """
 
     mode: Mapping[str, object]
@@ -38,6 +43,8 @@ class Run:
     num_skipped_turns: int
     repeats_agree: bool
     judgement: Judgement
+    partings: tuple[Parting, ...] = ()
+    dtype: torch.dtype = torch.float32
 
 
 def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
@@ -61,6 +68,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
         "ms_per_round": dict(RoundTimes.of(run.rows).ms_per_round),
         "lossless": run.judgement.lossless,
         "lossless_how": run.judgement.how,
+        **_near_ties(run),
         "repeats_agree": run.repeats_agree,
         "violated_identities": list(
             check_identities(run.rows, {(o.request_id, o.turn): len(o.output_ids) for o in run.outputs})
@@ -68,6 +76,16 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
         **_counts(run),
         "timings": [asdict(timing) for timing in timings],
         "definitions": dict(DEFINITIONS),
+    }
+
+
+def _near_ties(run: Run) -> dict[str, object]:
+    """How many outputs differ from the baseline's, and how many of these begin to at a near tie."""
+    return {
+        "different_outputs": len(run.judgement.differences),
+        "near_ties": sum(parting.near_tie for parting in run.partings),
+        "near_tie_bound": bound_text(run.dtype),
+        "partings": [parting.as_dict() for parting in run.partings],
     }
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 FEW = 20
+SHOWN_PARTINGS = 5
 NOTHING = "-"
 ONE_TIMING = "speedup: one timing, no range (engine.repeats=3 gives one)"
 DEFINED_BELOW = (
@@ -70,6 +71,7 @@ def notes(summary: Mapping[str, Any]) -> Sequence[str]:
         f"mode: {mode_text(summary['mode'])}",
         f"lossless: {lossless_text(summary['lossless'])} ({summary['lossless_how']})",
     ]
+    lines += parting_lines(summary)
     if not summary["repeats_agree"]:
         lines.append("warning: the timing repeats did not produce the same tokens")
     lines += [f"warning: {problem}" for problem in summary["violated_identities"]]
@@ -77,6 +79,21 @@ def notes(summary: Mapping[str, Any]) -> Sequence[str]:
         lines.append(f"warning: {summary['num_skipped_turns']} turns no longer fitted into the context")
     if is_one_timing(summary["speedup"]):
         lines.append(ONE_TIMING)
+    return lines
+
+
+def parting_lines(summary: Mapping[str, Any]) -> Sequence[str]:
+    """Where outputs part from the baseline's, and whether rounding explains it; the first few, and their number."""
+    partings = summary.get("partings", ())
+    if not partings:
+        return []
+    lines = [f"  {each['text']}" for each in partings[:SHOWN_PARTINGS]]
+    if len(partings) > SHOWN_PARTINGS:
+        lines.append(f"  and {len(partings) - SHOWN_PARTINGS} more (partings in summary.json)")
+    lines.append(
+        f"near ties: {summary['near_ties']} of {summary['different_outputs']} different outputs part at one "
+        f"(within {summary['near_tie_bound']})"
+    )
     return lines
 
 

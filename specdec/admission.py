@@ -10,6 +10,12 @@ from specdec.request import LiveRequest, Request
 from specdec.stops import StopChecker
 
 
+def noise_stream(request: Request, run_seed: int) -> int:
+    """Key of a request's noise; turns of one conversation are requests of their own, with noise of their own."""
+    name = f"{request.request_id} turn {request.turn}"
+    return stream_key(request.sampling.seed, request_id=name, run_seed=run_seed)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
     """What decides whether a request can be run; fields as in ``Engine``.
@@ -38,12 +44,10 @@ class Admission:
         max_tokens = len(prompt) + min(params.max_new_tokens, max_output)
         self.plan.check_servable(request.request_id, max_tokens)
         stops = StopChecker(params, eos_ids=self.eos_ids, max_output=max_output, detokenize=self.detokenize)
-        # Turns of one conversation are requests of their own, with noise of their own.
-        name = f"{request.request_id} turn {request.turn}"
         return LiveRequest(
             request=request,
             stops=stops,
-            stream=stream_key(params.seed, request_id=name, run_seed=self.run_seed),
+            stream=noise_stream(request, self.run_seed),
             tokens=list(prompt),
             num_prompt=len(prompt),
             max_tokens=max_tokens,
