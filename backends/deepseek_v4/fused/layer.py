@@ -17,7 +17,7 @@ from backends.deepseek_v4.cache_groups import (
 from backends.deepseek_v4.config import DeepseekV4Config
 from backends.deepseek_v4.fused.weights import LayerWeights, MixWeights
 from backends.deepseek_v4.kernels import Kernels
-from backends.deepseek_v4.ops.compress import compress
+from backends.deepseek_v4.ops.compress import EntryCache, compress
 from backends.deepseek_v4.ops.experts import experts
 from backends.deepseek_v4.ops.finish_inputs import finish_inputs
 from backends.deepseek_v4.ops.finish_queries import finish_queries
@@ -150,36 +150,35 @@ def compressed_keys(pool: CachePool, layer: int, slots: SlotList) -> KeyList:
 
 def close_entries(context: FusedContext, layer: int, weights: LayerWeights) -> None:
     """Write the compressed rows, and the indexer keys, that tokens of the pass close."""
-    pool, config, kind = context.pool, context.config, weights.kind
+    pool, kind = context.pool, weights.kind
+    caches = [
+        EntryCache(
+            table=context.tables[state_group(kind)],
+            rows_per_page=pool.state_rows(layer).rows_per_page,
+            state=pool.state(layer),
+            norm_weight=weights.entry_norms[0],
+            buffer=pool.compressed(layer),
+            rows=pool.compressed_rows(layer),
+        )
+    ]
+    if kind is AttentionKind.CSA:
+        keys = EntryCache(
+            table=context.tables[INDEX_STATE_GROUP],
+            rows_per_page=pool.index_state_rows(layer).rows_per_page,
+            state=pool.index_state(layer),
+            norm_weight=weights.entry_norms[1],
+            buffer=pool.index_keys(layer),
+            rows=pool.index_rows(layer),
+        )
+        caches.append(keys)
     compress(
         context.indices,
         kind,
-        context.tables[state_group(kind)],
-        pool.state_rows(layer).rows_per_page,
-        pool.state(layer),
-        norm_weight=weights.entry_norms[0],
-        eps=config.rms_norm_eps,
+        caches,
+        eps=context.config.rms_norm_eps,
         angles_T2R=context.angles.entries[kind],
-        buffer=pool.compressed(layer),
-        rows=pool.compressed_rows(layer),
-        head_dim=config.head_dim,
         kernels=context.kernels,
     )
-    if kind is AttentionKind.CSA:
-        compress(
-            context.indices,
-            kind,
-            context.tables[INDEX_STATE_GROUP],
-            pool.index_state_rows(layer).rows_per_page,
-            pool.index_state(layer),
-            norm_weight=weights.entry_norms[1],
-            eps=config.rms_norm_eps,
-            angles_T2R=context.angles.entries[kind],
-            buffer=pool.index_keys(layer),
-            rows=pool.index_rows(layer),
-            head_dim=config.index_head_dim,
-            kernels=context.kernels,
-        )
 
 
 def select(

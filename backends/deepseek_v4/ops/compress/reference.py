@@ -4,40 +4,28 @@ import torch
 
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.norms import rms_norm
+from backends.deepseek_v4.ops.compress.values import EntryCache
 from backends.deepseek_v4.ops.range_slots.reference import range_slots
 from backends.deepseek_v4.pass_values import PassIndices
 from backends.deepseek_v4.rope import Rope, apply_rope
-from backends.deepseek_v4.rows.format import RowFormat
 from backends.deepseek_v4.rows.plain import PlainRows
-from specdec.api import GroupTable
 
 
 def compress(
-    indices: PassIndices,
-    kind: AttentionKind,
-    table: GroupTable,
-    rows_per_page: int,
-    state: torch.Tensor,
-    *,
-    norm_weight: torch.Tensor,
-    eps: float,
-    angles_T2R: torch.Tensor,
-    buffer: torch.Tensor,
-    rows: RowFormat,
-    head_dim: int,
+    indices: PassIndices, kind: AttentionKind, cache: EntryCache, *, eps: float, angles_T2R: torch.Tensor
 ) -> None:
-    states = PlainRows(width=state.shape[-1], rows_per_page=rows_per_page, dtype=torch.float32)
-    span = range(1 - kind.state_window, 1)
-    slots_TW = range_slots(table, indices.reqs_T.long(), indices.positions_T.long(), span, rows_per_page)
-    windows_TWF = states.read(state, slots_TW)
-    values, scores = windows_TWF.chunk(2, dim=-1)
+    """Rows of one cache."""
+    states = PlainRows(width=cache.state.shape[-1], rows_per_page=cache.rows_per_page, dtype=torch.float32)
+    span, head_dim = range(1 - kind.state_window, 1), cache.rows.width
+    slots_TW = range_slots(cache.table, indices.reqs_T.long(), indices.positions_T.long(), span, cache.rows_per_page)
+    values, scores = states.read(cache.state, slots_TW).chunk(2, dim=-1)
     if values.shape[-1] != head_dim:
         values, scores = own_halves(values, head_dim), own_halves(scores, head_dim)
     seen = (slots_TW >= 0).unsqueeze(-1)
     weights = torch.softmax(scores.masked_fill(~seen, torch.finfo(torch.float32).min), dim=-2)
-    pooled_TD = rms_norm((weights * values).sum(-2), norm_weight, eps)
+    pooled_TD = rms_norm((weights * values).sum(-2), cache.norm_weight, eps)
     closed_TD = apply_rope(pooled_TD, Rope(cos=angles_T2R[:, 0], sin=angles_T2R[:, 1]))
-    rows.write(buffer, indices.entry_slots[kind].long(), closed_TD)
+    cache.rows.write(cache.buffer, indices.entry_slots[kind].long(), closed_TD)
 
 
 def own_halves(x_TWC: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.compressor import Compressor
 from backends.deepseek_v4.kernels import Kernels
-from backends.deepseek_v4.ops.compress import compress
+from backends.deepseek_v4.ops.compress import EntryCache, compress
 from backends.deepseek_v4.pass_values import PassIndices, SlotList
 from backends.deepseek_v4.rope import Rope
 from backends.deepseek_v4.rows.choose import index_rows, kv_rows
@@ -52,6 +52,16 @@ class World:
         valid = at >= self.first[req]
         return self.rows[req][at.clamp(min=0)].masked_fill(~valid.unsqueeze(1), float("nan")), valid
 
+    def cache(self, buffer: torch.Tensor, fmt: RowFormat, norm_weight: torch.Tensor) -> EntryCache:
+        return EntryCache(
+            table=self.table,
+            rows_per_page=self.page,
+            state=self.state,
+            norm_weight=norm_weight,
+            buffer=buffer,
+            rows=fmt,
+        )
+
     def indices(self, tokens: list[tuple[int, int, int]]) -> PassIndices:
         """A pass of (request, position, entry slot)."""
         reqs_T, positions_T, entries_T = torch.tensor(tokens, dtype=torch.int32, device=DEVICE).t().contiguous()
@@ -74,11 +84,8 @@ def angles(num_tokens: int, pairs: int) -> torch.Tensor:
 
 def run(world: World, tokens, angles_T2R, fmt: RowFormat, norm_weight, eps: float, kernels: Kernels) -> torch.Tensor:
     buffer = fmt.allocate(5, DEVICE)
-    compress(
-        world.indices(tokens), world.kind, world.table, world.page, world.state,
-        norm_weight=norm_weight, eps=eps, angles_T2R=angles_T2R, buffer=buffer, rows=fmt, head_dim=fmt.width,
-        kernels=kernels,
-    )  # fmt: skip
+    cache = world.cache(buffer, fmt, norm_weight)
+    compress(world.indices(tokens), world.kind, [cache], eps=eps, angles_T2R=angles_T2R, kernels=kernels)
     return buffer
 
 
@@ -109,6 +116,19 @@ def test_rows_equal_the_compressors(tiny, randomise, nan_empty, kernels, kind, h
                 row = module.pool(rows, valid, Rope(cos=angle_2R[0], sin=angle_2R[1]))
             fmt.put(want, torch.tensor([entry], device=DEVICE), row.unsqueeze(0))
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+def test_two_caches_of_one_call_equal_two_calls(nan_empty, kernels):
+    tokens, angles_T2R, norms = tokens_of(AttentionKind.CSA), angles(6, 4), (torch.randn(16), torch.randn(8))
+    worlds = [World(AttentionKind.CSA, dim, length=16) for dim in (16, 8)]
+    fmts = [kv_rows("fp32", head_dim=dim, rope_dim=8, rows_per_page=page) for dim, page in ((16, 4), (8, 16))]
+    buffers = [fmt.allocate(5, DEVICE) for fmt in fmts]
+    caches = [w.cache(b, f, n.to(DEVICE)) for w, b, f, n in zip(worlds, buffers, fmts, norms, strict=True)]
+    compress(worlds[0].indices(tokens), AttentionKind.CSA, caches, eps=1e-6, angles_T2R=angles_T2R, kernels=kernels)
+    for world, buffer, fmt, norm in zip(worlds, buffers, fmts, norms, strict=True):
+        want = run(world, tokens, angles_T2R, fmt, norm.to(DEVICE), 1e-6, kernels)
+        assert buffer[1:].any() and torch.equal(buffer[1:], want[1:])
 
 
 @pytest.mark.gpu
