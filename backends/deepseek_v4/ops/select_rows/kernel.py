@@ -1,8 +1,8 @@
 """The selection in Triton: blocks of columns are narrowed to their own best until few candidates are left.
 
 A score becomes an unsigned key of the same order, and a program holds a block of keys in registers. It looks for a
-bound that exactly ``topk`` keys reach, by counting the keys that reach a guess: first in growing steps down from the
-largest key, then by bisection. Where equal keys straddle every bound, the first of them are taken.
+bound that exactly ``topk`` keys reach, by counting how many reach two guesses: first in growing steps down from the
+largest key, then in thirds of what is left. Where equal keys straddle every bound, the first of them are taken.
 
 Up to two blocks of columns are one launch of a program a token. More columns are narrowed first by a program for each
 token and block: the topk largest of all are among the topk largest of each block. Candidates keep the order of their
@@ -27,7 +27,7 @@ COLUMNS_PER_WARP = 512
 LOWEST_KEY = tl.constexpr(0x007FFFFF)
 # Half a binade: the best few of many scores rarely spread over more than four.
 FIRST_STEP = tl.constexpr(1 << 22)
-LARGEST_STEP = tl.constexpr(1 << 31)
+LARGEST_STEP = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -49,13 +49,16 @@ def _largest(keys, num_keys, topk):
     step = tl.full([], FIRST_STEP, tl.uint32)
     reached = num_keys
     while (low < high) & (reached > topk):
-        guess = high - tl.minimum(step, (high - low) >> 1)
-        count = tl.sum((keys >= guess).to(tl.int32), axis=0)
-        enough = count >= topk
-        low = tl.where(enough, guess, low)
-        high = tl.where(enough, high, guess - 1)
-        reached = tl.where(enough, count, reached)
-        step = tl.where(enough | (step >= LARGEST_STEP), LARGEST_STEP, step << 1).to(tl.uint32)
+        # Two guesses are counted at once, in the halves of a word.
+        step = tl.minimum(step, (high - low) // 3)
+        upper, lower = high - step, high - 2 * step
+        counts = tl.sum((keys >= upper).to(tl.int32) + ((keys >= lower).to(tl.int32) << 16), axis=0)
+        count_upper, count_lower = counts & 0xFFFF, counts >> 16
+        above, between = count_upper >= topk, (count_upper < topk) & (count_lower >= topk)
+        reached = tl.where(above, count_upper, tl.where(between, count_lower, reached))
+        low = tl.where(above, upper, tl.where(between, lower, low))
+        high = tl.where(above, high, tl.where(between, upper - 1, lower - 1))
+        step = tl.where(above | between | (step >= LARGEST_STEP), LARGEST_STEP, step << 1).to(tl.uint32)
     if reached > topk:
         above = keys > low
         equal = (keys == low).to(tl.int32)
