@@ -16,9 +16,10 @@ from backends.deepseek_v4.ops.device.norms import round_to
 from backends.deepseek_v4.ops.hyper.values import MixedInput
 from specdec.cache.spec import ceil_div
 
-NUM_WARPS = 4
+# One warp adds up without a barrier.
+NUM_WARPS = 1
 COPIES = 32 * NUM_WARPS
-COLUMNS = 1024
+COLUMNS = 512
 
 
 @triton.jit
@@ -92,8 +93,7 @@ def _spread(
 ):  # fmt: skip
     """Shares of the token's output and the doubly stochastic matrix of its streams."""
     token = tl.program_id(0).to(tl.int64)
-    stream = tl.arange(0, S)
-    cell = stream[:, None] * S + stream[None, :]
+    stream, cell = tl.arange(0, S), tl.arange(0, S * S)
     dots_ptr += token * (M + S * S) * P
     post_mixes = _sum_dots(dots_ptr, S + stream, P, PARTS)
     comb_mixes = _sum_dots(dots_ptr, 2 * S + cell, P, PARTS)
@@ -101,10 +101,11 @@ def _spread(
     post = 2.0 * tl.sigmoid(post_mixes * inverse * tl.load(scale_ptr + 1) + tl.load(base_ptr + S + stream))
     tl.store(post_ptr + token * S + stream, post)
     logits = comb_mixes * inverse * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + cell)
-    copies = tl.broadcast_to(logits[:, :, None], [S, S, COPIES])
+    copies = tl.broadcast_to(tl.reshape(logits, [S, S])[:, :, None], [S, S, COPIES])
     comb = _sinkhorn(copies, hc_eps, S, ROUNDS, COPIES)
     copy = tl.arange(0, COPIES)[None, None, :]
-    tl.store(comb_ptr + token * (S * S) + cell[:, :, None] + copy * 0, comb, mask=copy == 0)
+    place = stream[:, None, None] * S + stream[None, :, None] + copy * 0
+    tl.store(comb_ptr + token * (S * S) + place, comb, mask=copy == 0)
 
 
 @triton.jit

@@ -1,130 +1,110 @@
-"""Projections of the streams, and new streams with theirs, in Triton: a program for each chunk of D and block of tokens.
+"""Projections of the streams, and new streams with theirs, in Triton: a program for each chunk of D and few tokens.
 
 ``fn`` is far larger than the streams of a token, so it is spread over as many programs as there are chunks; a program
-reads its piece once and multiplies it by all its tokens at once. Tokens are columns of a product and do not meet.
-Tensor cores multiply bf16 streams exactly, with each other and with the three bf16 parts of ``fn``.
+keeps its piece in registers while it goes through its tokens.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from backends.deepseek_v4.ops.device.norms import round_to
 from backends.deepseek_v4.ops.device.parts import part_strides, sum_parts
 from specdec.cache.spec import ceil_div
 
 CHUNK = 32
-TOKENS = 8
-NUM_WARPS = 4
-# Blocks of tokens that a program goes through, so that a long pass does not read fn for each; few tokens want programs.
-FEW_TOKENS, BLOCKS_OF_MANY = 128, 4
+# (up to so many tokens of a pass, tokens of a program); results of a token do not depend on it.
+TOKENS_PER_PROGRAM = ((4, 1), (64, 4))
+MANY_TOKENS_PER_PROGRAM = 16
 
 
 @triton.jit
-def _load_fn(fn_ptr, S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr):
-    """The program's columns [ROWS, S * CHUNK] of ``fn``; rows beyond M are 0."""
-    row, flat = tl.arange(0, ROWS)[:, None], tl.arange(0, S * CHUNK)[None, :]
-    column = tl.program_id(0) * CHUNK + flat % CHUNK
-    place = row * (S * D) + flat // CHUNK * D + column
-    return tl.load(fn_ptr + place, mask=(row < M) & (column < D), other=0.0)
+def _load_fn(fn_ptr, flat, inside, M: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.arange(0, ROWS)[:, None]
+    return tl.load(fn_ptr + row * X + flat[None, :], mask=(row < M) & inside[None, :], other=0.0)
 
 
 @triton.jit
-def _multiply(fn, x):
-    """Product of ``fn`` (fp32 [ROWS, K]) and ``x`` [K, TOKENS]; bf16 values meet the three bf16 parts of ``fn``."""
-    if x.dtype == tl.float32:
-        return tl.dot(fn, x, input_precision="ieee")
-    else:
-        high = fn.to(x.dtype)
-        rest = fn - high.to(tl.float32)
-        middle = rest.to(x.dtype)
-        low = (rest - middle.to(tl.float32)).to(x.dtype)
-        return tl.dot(high, x, tl.dot(middle, x, tl.dot(low, x)))
+def _with_products(products, x, other, number, S: tl.constexpr, CHUNK: tl.constexpr):
+    """``products`` [S, S] with column ``number``: of the streams in ``x`` with the one that ``other`` repeats."""
+    column = tl.sum(tl.reshape(x * other, [S, CHUNK]), axis=1)
+    return tl.where(tl.arange(0, S)[None, :] == number, column[:, None], products)
 
 
 @triton.jit
-def _store_dots(
-    streams_ptr, fn, dots_ptr, first, num_tokens, token_stride, stream_stride,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Products of the streams of TOKENS tokens with the rows of ``fn``, and of a token's streams with each other."""
+def _store_dots(x, fn, products, dots_ptr, token, M: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
+    """Products of ``x`` (fp32 [S * CHUNK]) with the rows of ``fn``, then the streams' own."""
     chunk, num_chunks = tl.program_id(0), tl.num_programs(0)
-    row, token, flat = tl.arange(0, ROWS), first + tl.arange(0, TOKENS), tl.arange(0, S * CHUNK)
-    stream, column = flat // CHUNK, chunk * CHUNK + flat % CHUNK
-    place = (token.to(tl.int64) * token_stride)[None, :] + (stream * stream_stride + column)[:, None]
-    x = tl.load(streams_ptr + place, mask=(token < num_tokens)[None, :] & (column < D)[:, None], other=0.0)
-    dots = _multiply(fn, x)
-    place = (token.to(tl.int64) * (M + S * S))[None, :] + row[:, None]
-    tl.store(dots_ptr + place * num_chunks + chunk, dots, mask=(row < M)[:, None] & (token < num_tokens)[None, :])
-
-    line, column = tl.arange(0, TOKENS * S), chunk * CHUNK + tl.arange(0, CHUNK)
-    token, stream = first + line // S, line % S
-    place = (token.to(tl.int64) * token_stride + stream * stream_stride)[:, None] + column[None, :]
-    x = tl.load(streams_ptr + place, mask=(token < num_tokens)[:, None] & (column < D)[None, :], other=0.0)
-    products = tl.dot(x, tl.trans(x), input_precision="ieee")
-    place = (token.to(tl.int64) * (M + S * S) + M + stream * S)[:, None] + stream[None, :]
-    own = (token[:, None] == token[None, :]) & (token < num_tokens)[:, None]
-    tl.store(dots_ptr + place * num_chunks + chunk, products, mask=own)
+    dots_ptr += token.to(tl.int64) * (M + S * S) * num_chunks + chunk
+    row, stream = tl.arange(0, ROWS), tl.arange(0, S)
+    tl.store(dots_ptr + row * num_chunks, tl.sum(fn * x[None, :], axis=1), mask=row < M)
+    tl.store(dots_ptr + (M + stream[:, None] * S + stream[None, :]) * num_chunks, products)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "blocks"])
+@triton.jit(do_not_specialize=["num_tokens", "tokens_per_program"])
 def _dots(
-    streams_ptr, fn_ptr, dots_ptr, num_tokens, blocks, token_stride, stream_stride,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    streams_ptr, fn_ptr, dots_ptr, num_tokens, tokens_per_program, token_stride, stream_stride,
+    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    fn = _load_fn(fn_ptr, S, D, M, CHUNK, ROWS)
-    first = tl.program_id(1) * blocks * TOKENS
-    last = tl.minimum(first + blocks * TOKENS, num_tokens)
-    while first < last:
-        _store_dots(
-            streams_ptr, fn, dots_ptr, first, num_tokens, token_stride, stream_stride, S, D, M, TOKENS, CHUNK, ROWS
-        )
-        first += TOKENS
+    place = tl.arange(0, S * CHUNK)
+    stream, column = place // CHUNK, tl.program_id(0) * CHUNK + place % CHUNK
+    inside = column < D
+    fn = _load_fn(fn_ptr, stream * D + column, inside, M, S * D, ROWS)
+    token = tl.program_id(1) * tokens_per_program
+    last = tl.minimum(token + tokens_per_program, num_tokens)
+    while token < last:
+        line_ptr = streams_ptr + token.to(tl.int64) * token_stride
+        x = tl.load(line_ptr + stream * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+        products = tl.zeros([S, S], tl.float32)
+        for number in tl.static_range(S):
+            other = tl.load(line_ptr + number * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+            products = _with_products(products, x, other, number, S, CHUNK)
+        _store_dots(x, fn, products, dots_ptr, token, M, S, ROWS)
+        token += 1
 
 
 @triton.jit
-def _store_streams(
-    parts_ptr, streams_ptr, post_ptr, comb_ptr, new_ptr, first, num_tokens,
-    parts_stride, parts_token_stride, token_stride, stream_stride,
-    S: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
-    UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
-):  # fmt: skip
-    """New streams of TOKENS tokens."""
-    line = tl.arange(0, TOKENS * S)[:, None]
-    token, stream = first + line // S, line % S
-    column = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)[None, :]
-    real = token < num_tokens
-    inside = real & (column < D)
-    output = sum_parts(parts_ptr, token, column, inside, parts_stride, parts_token_stride, UNIT, NUM_PARTS)
-    output = output.to(new_ptr.dtype.element_ty).to(tl.float32)
-    lines = streams_ptr + token.to(tl.int64) * token_stride + column
-    x = tl.zeros([TOKENS * S, CHUNK], tl.float32)
+def _new_stream(
+    output, number, line_ptr, post_ptr, comb_ptr, new_ptr, token, column, inside, stream_stride, S: tl.constexpr
+):
+    """Values in ``column`` of the new streams ``number`` (a block or one), rounded to the streams' dtype."""
+    x = output * 0.0
     for old in tl.static_range(S):
-        share = tl.load(comb_ptr + token * (S * S) + old * S + stream, mask=real, other=0.0)
-        x += share * tl.load(lines + old * stream_stride, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(post_ptr + token * S + stream, mask=real, other=0.0) * output
-    tl.store(new_ptr + (token.to(tl.int64) * S + stream) * D + column, x.to(new_ptr.dtype.element_ty), mask=inside)
+        share = tl.load(comb_ptr + token * S * S + old * S + number)
+        x += share * tl.load(line_ptr + old * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(post_ptr + token * S + number) * output
+    return round_to(x, new_ptr)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "blocks", "parts_stride", "parts_token_stride"])
+@triton.jit(do_not_specialize=["num_tokens", "tokens_per_program", "parts_stride", "parts_token_stride"])
 def _out(
     parts_ptr, streams_ptr, post_ptr, comb_ptr, fn_ptr, new_ptr, dots_ptr,
-    num_tokens, blocks, parts_stride, parts_token_stride, token_stride, stream_stride,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    num_tokens, tokens_per_program, parts_stride, parts_token_stride, token_stride, stream_stride,
+    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
 ):  # fmt: skip
-    fn = _load_fn(fn_ptr, S, D, M, CHUNK, ROWS)
-    first = tl.program_id(1) * blocks * TOKENS
-    last = tl.minimum(first + blocks * TOKENS, num_tokens)
-    while first < last:
-        _store_streams(
-            parts_ptr, streams_ptr, post_ptr, comb_ptr, new_ptr, first, num_tokens,
-            parts_stride, parts_token_stride, token_stride, stream_stride, S, D, TOKENS, CHUNK, UNIT, NUM_PARTS,
-        )  # fmt: skip
-        # Reading its own streams back gives each thread what its products need; handing them over in registers makes
-        # the compiler repeat their sums for each arrangement.
-        tl.debug_barrier()
-        _store_dots(new_ptr, fn, dots_ptr, first, num_tokens, S * D, D, S, D, M, TOKENS, CHUNK, ROWS)
-        first += TOKENS
+    place = tl.arange(0, S * CHUNK)
+    stream, column = place // CHUNK, tl.program_id(0) * CHUNK + place % CHUNK
+    inside = column < D
+    fn = _load_fn(fn_ptr, stream * D + column, inside, M, S * D, ROWS)
+    token = tl.program_id(1) * tokens_per_program
+    last = tl.minimum(token + tokens_per_program, num_tokens)
+    while token < last:
+        output = sum_parts(parts_ptr, token, column, inside, parts_stride, parts_token_stride, UNIT, NUM_PARTS)
+        output = round_to(output, new_ptr)
+        line_ptr = streams_ptr + token.to(tl.int64) * token_stride
+        x = _new_stream(output, stream, line_ptr, post_ptr, comb_ptr, new_ptr, token, column, inside, stream_stride, S)
+        products = tl.zeros([S, S], tl.float32)
+        # What a thread needs of other streams it computes itself: that takes fewer steps than an exchange.
+        for number in tl.static_range(S):
+            other = _new_stream(
+                output, number, line_ptr, post_ptr, comb_ptr, new_ptr, token, column, inside, stream_stride, S
+            )
+            products = _with_products(products, x, other, number, S, CHUNK)
+        new_line_ptr = new_ptr + (token.to(tl.int64) * S + stream) * D
+        tl.store(new_line_ptr + column, x.to(new_ptr.dtype.element_ty), mask=inside)
+        _store_dots(x, fn, products, dots_ptr, token, M, S, ROWS)
+        token += 1
 
 
 def mix_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor) -> torch.Tensor:
@@ -133,11 +113,11 @@ def mix_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor) -> torch.Tensor:
     _check(streams_TSD, fn_MX)
     dots_TNP = _empty_dots(streams_TSD, fn_MX)
     if num_tokens:
-        blocks = _blocks_per_program(num_tokens)
-        _dots[(dots_TNP.shape[2], ceil_div(num_tokens, blocks * TOKENS))](
-            streams_TSD, fn_MX, dots_TNP, num_tokens, blocks, streams_TSD.stride(0), streams_TSD.stride(1),
-            S=num_streams, D=width, M=len(fn_MX), TOKENS=TOKENS, CHUNK=CHUNK, ROWS=_rows(fn_MX),
-            num_warps=NUM_WARPS,
+        step = _tokens_per_program(num_tokens)
+        _dots[(dots_TNP.shape[2], ceil_div(num_tokens, step))](
+            streams_TSD, fn_MX, dots_TNP, num_tokens, step, streams_TSD.stride(0), streams_TSD.stride(1),
+            S=num_streams, D=width, M=len(fn_MX), ROWS=triton.next_power_of_2(len(fn_MX)), CHUNK=CHUNK,
+            num_warps=4,
         )  # fmt: skip
     return dots_TNP
 
@@ -156,12 +136,12 @@ def mix_out(
     new_TSD = torch.empty(num_tokens, num_streams, width, dtype=streams_TSD.dtype, device=streams_TSD.device)
     dots_TNP = _empty_dots(streams_TSD, fn_MX)
     if num_tokens:
-        blocks, strides = _blocks_per_program(num_tokens), part_strides(parts_QTD)
-        _out[(dots_TNP.shape[2], ceil_div(num_tokens, blocks * TOKENS))](
+        step, strides = _tokens_per_program(num_tokens), part_strides(parts_QTD)
+        _out[(dots_TNP.shape[2], ceil_div(num_tokens, step))](
             parts_QTD, streams_TSD, post_TS, comb_TSS, fn_MX, new_TSD, dots_TNP,
-            num_tokens, blocks, strides.part, strides.token, streams_TSD.stride(0), streams_TSD.stride(1),
-            S=num_streams, D=width, M=len(fn_MX), TOKENS=TOKENS, CHUNK=CHUNK, ROWS=_rows(fn_MX),
-            UNIT=strides.unit, NUM_PARTS=parts_QTD.shape[0], num_warps=NUM_WARPS,
+            num_tokens, step, strides.part, strides.token, streams_TSD.stride(0), streams_TSD.stride(1),
+            S=num_streams, D=width, M=len(fn_MX), ROWS=triton.next_power_of_2(len(fn_MX)), CHUNK=CHUNK,
+            UNIT=strides.unit, NUM_PARTS=parts_QTD.shape[0], num_warps=4,
         )  # fmt: skip
     return new_TSD, dots_TNP
 
@@ -179,9 +159,8 @@ def _empty_dots(streams_TSD: torch.Tensor, fn_MX: torch.Tensor) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=streams_TSD.device)
 
 
-def _rows(fn_MX: torch.Tensor) -> int:
-    return max(16, triton.next_power_of_2(len(fn_MX)))
-
-
-def _blocks_per_program(num_tokens: int) -> int:
-    return 1 if num_tokens <= FEW_TOKENS else BLOCKS_OF_MANY
+def _tokens_per_program(num_tokens: int) -> int:
+    for limit, step in TOKENS_PER_PROGRAM:
+        if num_tokens <= limit:
+            return step
+    return MANY_TOKENS_PER_PROGRAM
