@@ -33,9 +33,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import mistakes, plugins, schemas
+from experiments.children import children_ended
 from experiments.help import help_text
 from experiments.kept import Kept
 from experiments.run_folder import FolderLock, failure_of, status_of
+from experiments.sweep_plan import write_plan
 from specdec.errors import ConfigError, SpecDecError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -45,6 +47,8 @@ OWN_CLASS = re.compile(r"(?P<group>drafter|target)(?P<rest>(?:\.\w+)*)\._target_
 EXIT_MISTAKE = 2
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+NUM_JOBS = "SPECDEC_NUM_JOBS"
+"""Environment variable of a sweep's job: how many the sweep has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,8 +210,10 @@ class App:
             hydra_context=context, task_function=Capture(self.run), config=base
         )
         # The folders by name: other processes need neither this one's resolvers nor the hashes behind a name.
-        lines = [[*job.overrides, f"hydra.sweep.subdir={job.folder.name}"] for job in jobs]
-        with Kept() as kept:
+        total = f"+hydra.job.env_set.{NUM_JOBS}={len(jobs)}"
+        lines = [[*job.overrides, f"hydra.sweep.subdir={job.folder.name}", total] for job in jobs]
+        write_plan(sweep_dir, {job.folder.name: job.overrides for job in jobs})
+        with Kept() as kept, children_ended():
             returns: Sequence[JobReturn] = launcher.launch(lines, initial_job_idx=0)
         if kept.error is not None:
             # A launcher that lost a process of its own; what the others have done is done.

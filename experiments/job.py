@@ -30,7 +30,7 @@ from experiments.mode import mode_of
 from experiments.near_ties import Examiner
 from experiments.progress import Progress
 from experiments.records import output_record, step_record
-from experiments.run_folder import FolderLock, RunFolder
+from experiments.run_folder import PROGRESS, FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
 from experiments.sinks.publish import publish
 from experiments.summary import Run, summarise
@@ -94,7 +94,7 @@ class Worker:
         """
         with FolderLock(folder, wait=False):
             with RunFolder(folder) as out:
-                with Progress(label=label) as progress:
+                with Progress(label=label, file=folder / PROGRESS) as progress:
                     progress.begin("loading")
                     setting = self._setting(config)
                     _begin(out, setting)

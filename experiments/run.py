@@ -9,7 +9,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import mistakes
-from experiments.app import App
+from experiments.app import NUM_JOBS, App
 from experiments.checkpoints import folder_of
 from experiments.fingerprint import Inputs, inputs_of, run_key
 from experiments.run_folder import Status, status_of
@@ -73,9 +73,13 @@ class Jobs:
                 folder=folder,
                 shared_baselines=Path(node.sweep.dir).resolve() / BASELINES,
                 cwd=Path.cwd(),
-                label=f"job {node.job.num + 1}",
+                label=_label(node.job.num + 1, node.job.env_set.get(NUM_JOBS)),
             )
         )
+
+
+def _label(number: int, total: str | None) -> str:
+    return f"job {number}" if total is None else f"job {number}/{total}"
 
 
 def check(config: DictConfig) -> None:

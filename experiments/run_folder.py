@@ -1,11 +1,15 @@
 """RunFolder: the files of one run, who may write them, and how far it got; knows nothing of metrics or models.
 
 config.resolved.yaml  env.json  steps.jsonl  outputs.jsonl  summary.json  status.json  [steps.parquet]
+
+While it goes on there is progress.json, too. What an attempt that did not finish left of its rows is kept by the next
+one as steps.partial-1.jsonl and outputs.partial-1.jsonl, and so on.
 """
 
 import fcntl
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -25,7 +29,9 @@ SUMMARY = "summary.json"
 STATUS = "status.json"
 PARQUET = "steps.parquet"
 LOCK = "run.lock"
+PROGRESS = "progress.json"
 INTERRUPTED = "interrupted"
+HOST = socket.gethostname()
 MAX_OVERWRITTEN = 160
 """Characters of an error that fit into the block of the status.json that they overwrite."""
 
@@ -98,18 +104,28 @@ def record_death(folder: Path, others: Path | None, *, pid: int | None, reason: 
     """
     places = [folder, folder / "baseline", *(others.glob("*") if others is not None else ())]
     for place in places:
-        content = _status_content(place)
+        content = read_status(place)
         mine = content.get("status") == Status.RUNNING.value and content.get("pid") == pid
         if mine or (place is folder and not content):
             place.mkdir(parents=True, exist_ok=True)
             write_json(place / STATUS, {**content, "status": Status.FAILED.value, "error": reason, "ended": _now()})
 
 
-def _status_content(folder: Path) -> dict:
+def read_status(folder: Path) -> dict:
+    """Content of ``status.json``: status, started, pid, host, and how it ended; empty without a readable one."""
     try:
-        return read_json(folder / STATUS)
-    except (FileNotFoundError, json.JSONDecodeError):
+        content = read_json(folder / STATUS)
+    except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a run says ``running`` and its process, which was one of this machine, is gone."""
+    content = read_status(folder)
+    if content.get("status") != Status.RUNNING.value or content.get("host", HOST) != HOST:
+        return False
+    return not Path(f"/proc/{content.get('pid')}").exists()
 
 
 class FolderLock:
@@ -147,9 +163,11 @@ class RunFolder:
         self._started = ""
 
     def __enter__(self) -> "RunFolder":
-        """Start afresh; raises ForeignFilesError rather than replace what no run wrote."""
+        """Start afresh and keep the rows of an unfinished attempt; raises ForeignFilesError for what no run wrote."""
         self.path.mkdir(parents=True, exist_ok=True)
         _check_own(self.path)
+        if status_of(self.path) is not Status.DONE:
+            _keep_partial(self.path)
         self._started = _now()
         for name in (SUMMARY, ENVIRONMENT, CONFIG, PARQUET):
             (self.path / name).unlink(missing_ok=True)
@@ -194,7 +212,7 @@ class RunFolder:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def _write_status(self, status: Status, **more: str) -> None:
-        content = {"status": status.value, "started": self._started, "pid": os.getpid(), **more}
+        content = {"status": status.value, "started": self._started, "pid": os.getpid(), "host": HOST, **more}
         if status is not Status.RUNNING:
             content["ended"] = _now()
         write_json(self.path / STATUS, content)
@@ -221,6 +239,24 @@ def _check_own(folder: Path) -> None:
             f"{folder} holds {', '.join(foreign)} and no {STATUS}: no run wrote that, and nothing is overwritten; "
             f"name another folder (conf: hydra.run.dir)"
         )
+
+
+def _keep_partial(folder: Path) -> None:
+    """Move the rows of an attempt that did not finish to the next free number."""
+    names = [name for name in (STEPS, OUTPUTS) if (folder / name).exists() and (folder / name).stat().st_size]
+    if not names:
+        return
+    number = 1
+    while any((folder / partial_name(name, number)).exists() for name in (STEPS, OUTPUTS)):
+        number += 1
+    for name in names:
+        os.replace(folder / name, folder / partial_name(name, number))
+
+
+def partial_name(name: str, number: int) -> str:
+    """``steps.partial-1.jsonl`` for ``steps.jsonl`` and 1."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}.partial-{number}.{suffix}"
 
 
 def _now() -> str:

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 # Forked from a process that has imported torch and has no threads: a second process is there at once.
 METHOD = "forkserver"
 PRELOADED = ["torch"]
+ECHO_S = 1.5
+"""How long after an interrupt another one is taken for the same: a launcher passes on what a terminal sent, too."""
 END_S = 10.0
 """How long an interrupted or idle process may take to write its folder and end."""
 
@@ -130,6 +133,8 @@ class Supervisor:
         try:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGINT)
+            with _deaf_to_interrupts():
+                process.join(ECHO_S)
             process.join(END_S)
         finally:
             if process.is_alive():
@@ -174,6 +179,18 @@ def _answer(process: BaseProcess, tasks: Connection) -> Outcome:
         except ConnectionResetError:
             raise EOFError from None
     raise EOFError
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _cause_of_death(code: int | None) -> str:

@@ -50,6 +50,23 @@ def test_terminal_sees_what_is_done_and_how_many_requests() -> None:
     assert "2 of 2" in both
 
 
+def test_file_says_the_same_and_is_gone_afterwards(tmp_path: Path) -> None:
+    file = tmp_path / "progress.json"
+    with Progress(Console(file=io.StringIO()), file=file) as progress:
+        progress.begin("ngram", total=2)
+        assert json.loads(file.read_text(encoding="utf-8")) == {"what": "ngram", "num_done": 0, "total": 2}
+        progress.advance()
+        progress.advance()
+        assert json.loads(file.read_text(encoding="utf-8"))["num_done"] == 2
+    assert not file.exists()
+
+
+def test_file_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    with Progress(Console(file=io.StringIO()), file=tmp_path / "gone" / "progress.json") as progress:
+        progress.begin("ngram", total=1)
+        progress.advance()
+
+
 def test_nothing_is_drawn_between_two_calls() -> None:
     file = Terminal()
     with Progress(Console(file=file, width=100)) as progress:

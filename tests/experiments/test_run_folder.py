@@ -2,6 +2,7 @@
 
 import json
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from experiments.run_folder import (
     RunFolder,
     Status,
     failure_of,
+    is_abandoned,
     read_jsonl,
     status_of,
     write_json,
@@ -89,6 +91,24 @@ def test_fresh_start_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
         assert not (tmp_path / "summary.json").exists()
 
 
+def test_rows_of_an_attempt_that_did_not_finish_are_kept(tmp_path: Path) -> None:
+    for number in range(2):
+        with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path) as out:
+            out.append_steps([{"attempt": number}])
+            if number:
+                out.append_outputs([{"attempt": number}])
+            raise KeyboardInterrupt
+    with RunFolder(tmp_path) as out:
+        out.append_steps([{"attempt": 2}])
+    kept = {path.name: read_jsonl(path) for path in tmp_path.glob("*.partial-*")}
+    assert kept == {
+        "steps.partial-1.jsonl": [{"attempt": 0}],
+        "steps.partial-2.jsonl": [{"attempt": 1}],
+        "outputs.partial-2.jsonl": [{"attempt": 1}],
+    }
+    assert read_jsonl(tmp_path / "steps.jsonl") == [{"attempt": 2}]
+
+
 def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a', encoding="utf-8")
@@ -115,6 +135,19 @@ def test_json_is_replaced_whole_and_leaves_nothing_beside(tmp_path: Path) -> Non
     write_json(path, {"a": 2})
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": 2}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_run_whose_process_is_gone_is_abandoned(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        assert not is_abandoned(tmp_path)
+        content = json.loads((tmp_path / "status.json").read_text(encoding="utf-8"))
+        process = subprocess.Popen(["true"])
+        process.wait()
+        write_json(tmp_path / "status.json", {**content, "pid": process.pid})
+        assert is_abandoned(tmp_path)
+        write_json(tmp_path / "status.json", {**content, "pid": process.pid, "host": "another"})
+        assert not is_abandoned(tmp_path)  # nobody can know
+    assert not is_abandoned(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"status": "odd"}', "{}"])
