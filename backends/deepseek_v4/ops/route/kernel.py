@@ -13,6 +13,8 @@ from backends.deepseek_v4.ops.route.values import Routing
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 # Above it softplus is the identity, as in torch.
 SOFTPLUS_THRESHOLD = tl.constexpr(20.0)
+# Below the key of every value.
+LOWEST = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
@@ -34,12 +36,14 @@ def _choose(scores, bias_ptr, columns, inside, picks, K: tl.constexpr):
     """Ids of the K largest biased scores, best first, the lowest id among equal ones."""
     values = scores + tl.load(bias_ptr + columns, mask=inside, other=0.0)
     # Whatever a padding token computes, even NaN, its ids are experts.
-    values = tl.where(inside & (values == values), values, float("-inf"))
+    bits = tl.where(values == values, values, float("-inf")).to(tl.int32, bitcast=True)
+    # Integers of the same order: a warp finds the largest of them in one instruction.
+    keys = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), LOWEST)
     ids = picks * 0
     for pick in tl.static_range(K):
-        _, best = tl.max(values, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        best = tl.min(tl.where(keys == tl.max(keys, axis=0), columns, columns.shape[0]), axis=0)
         ids = tl.where(picks == pick, best, ids)
-        values = tl.where(columns == best, float("-inf"), values)
+        keys = tl.where(columns == best, LOWEST, keys)
     return ids
 
 
