@@ -21,7 +21,7 @@ from backends.deepseek_v4.ops.experts import kernel as expert_kernel
 from backends.deepseek_v4.ops.experts.tiles import TILES as EXPERT_TILES
 from backends.deepseek_v4.ops.experts.tiles import ExpertTiles
 from backends.deepseek_v4.ops.linear import kernel
-from backends.deepseek_v4.ops.linear.tiles import TILES, Tile, choose_splits, row_block
+from backends.deepseek_v4.ops.linear.tiles import TILES, Tile, choose_splits, choose_tile, row_block
 from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 from experiments.environment import environment_of
@@ -47,8 +47,8 @@ def _tile(outputs: int, inputs: int, stages: int, warps: int) -> Tile:
 # Tried beside the table's tile. All of a format use the instruction that the table's tiles use.
 CANDIDATES = {
     WeightFormat.PLAIN: (_tile(64, 128, 3, 4), _tile(64, 128, 5, 4), _tile(64, 256, 3, 4), _tile(128, 128, 3, 4)),
-    WeightFormat.FP8: (_tile(64, 128, 3, 4), _tile(64, 128, 5, 4), _tile(128, 128, 4, 8)),
-    WeightFormat.FP4: (_tile(64, 256, 2, 4), _tile(64, 256, 4, 4), _tile(128, 256, 3, 8)),
+    WeightFormat.FP8: (_tile(64, 128, 3, 4), _tile(64, 128, 4, 4), _tile(64, 128, 5, 4), _tile(128, 128, 4, 8)),
+    WeightFormat.FP4: (_tile(64, 256, 3, 4), _tile(64, 256, 4, 4), _tile(128, 256, 3, 8)),
 }
 SPLITS_TRIED = (1, 2, 4, 8)
 EXPERT_CANDIDATES = {
@@ -121,7 +121,7 @@ def products(outputs: int, inputs: int, groups: int, weight_format: WeightFormat
         if weight_format is WeightFormat.PLAIN:
             calls = tuple(lambda w=w, x=x: library(x, w.values, groups) for w in weights)
             timed.append(Timed(what=what, rows=rows, tile="library", nbytes=weight.nbytes, calls=calls))
-        own = TILES[weight_format, row_block(rows)]
+        own = choose_tile(weight_format, row_block(rows), outputs, splits, exact=False)
         tried = [(own, splits)]
         if rows != 4:
             tried += [(tile, splits) for tile in CANDIDATES[weight_format] if tile != own]

@@ -100,7 +100,7 @@ def linear(
     if splits is None:
         splits = choose_splits(weight.num_outputs, weight.num_inputs)
     parts = empty_parts(x_TX, weight.num_outputs, weight.num_inputs, splits, dtype)
-    run(x_TX, weight, parts, _tile(x_TX, weight), groups=groups)
+    run(x_TX, weight, parts, _tile(x_TX, weight, parts.shape[0]), groups=groups)
     return parts
 
 
@@ -109,7 +109,7 @@ def joint_linear(x_TI: torch.Tensor, weights: Sequence[StoredWeight]) -> torch.T
     outputs, num_inputs = tuple(weight.num_outputs for weight in weights), weights[0].num_inputs
     parts = empty_parts(x_TI, sum(outputs), num_inputs, choose_joint_splits(outputs, num_inputs), torch.float32)
     for weight, columns_PTO in zip(weights, parts.split(outputs, dim=-1), strict=True):
-        run(x_TI, weight, columns_PTO, _tile(x_TI, weight), groups=1)
+        run(x_TI, weight, columns_PTO, _tile(x_TI, weight, parts.shape[0]), groups=1)
     return parts
 
 
@@ -123,8 +123,9 @@ def _inputs_each(num_inputs: int, splits: int) -> int:
     return triton.cdiv(triton.cdiv(num_inputs, SPLIT_UNIT), splits) * SPLIT_UNIT
 
 
-def _tile(x_TX: torch.Tensor, weight: StoredWeight) -> Tile:
-    return choose_tile(weight.format, row_block(x_TX.shape[0]), exact=is_exact(x_TX, weight))
+def _tile(x_TX: torch.Tensor, weight: StoredWeight, num_parts: int) -> Tile:
+    exact = is_exact(x_TX, weight)
+    return choose_tile(weight.format, row_block(x_TX.shape[0]), weight.num_outputs, num_parts, exact=exact)
 
 
 def _share_scales(groups: int, group_outputs: int, block_outputs: int) -> bool:

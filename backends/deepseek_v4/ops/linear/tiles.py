@@ -11,7 +11,7 @@ outputs and the number of stages change who computes a value, never how. A part 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.deepseek_v4.stored_weight import WeightFormat
 
@@ -22,6 +22,8 @@ SPLIT_OUTPUTS = 64
 # What one more part costs whoever adds them up, as a share of the product's time.
 COST_OF_PART = 0.05
 ROW_BLOCKS = (16, 32, 64)
+# Programs of fp8 products that a multiprocessor holds at once.
+CROWD = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,8 @@ TILES = {
     (WeightFormat.PLAIN, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.PLAIN, 64): Tile(block_outputs=64, block_inputs=128, stages=3, warps=4),
-    (WeightFormat.FP8, 16): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
-    (WeightFormat.FP8, 32): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
+    (WeightFormat.FP8, 16): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
+    (WeightFormat.FP8, 32): Tile(block_outputs=64, block_inputs=128, stages=5, warps=4),
     (WeightFormat.FP8, 64): Tile(block_outputs=64, block_inputs=128, stages=4, warps=4),
     (WeightFormat.FP4, 16): Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
     (WeightFormat.FP4, 32): Tile(block_outputs=64, block_inputs=256, stages=3, warps=4),
@@ -59,9 +61,18 @@ def row_block(num_rows: int) -> int:
     return next((rows for rows in ROW_BLOCKS if num_rows <= rows), ROW_BLOCKS[-1])
 
 
-def choose_tile(weight_format: WeightFormat, rows: int, *, exact: bool) -> Tile:
-    """Tile of a product of blocks of ``rows`` rows; ``exact`` for fp32 products."""
-    return EXACT_TILE if exact else TILES[weight_format, rows]
+def choose_tile(weight_format: WeightFormat, rows: int, num_outputs: int, num_parts: int, *, exact: bool) -> Tile:
+    """Tile of a product of blocks of ``rows`` rows; ``exact`` for fp32 products.
+
+    Where there are more programs than run at once, fewer stages let one more begin while others end.
+    """
+    if exact:
+        return EXACT_TILE
+    tile = TILES[weight_format, rows]
+    num_programs = -(-num_outputs // tile.block_outputs) * num_parts
+    if weight_format is WeightFormat.FP8 and num_programs > CROWD * NUM_PROCESSORS:
+        return replace(tile, stages=3)
+    return tile
 
 
 def choose_splits(num_outputs: int, num_inputs: int) -> int:
