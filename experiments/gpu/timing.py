@@ -1,12 +1,47 @@
-"""Times on a GPU: graph replays between events, and the bandwidth of a large copy in the same process."""
+"""Times on a GPU: graph replays between events, and the bandwidth of a large copy in the same process.
+
+Without CUDA a graph is its functions and an event the clock of the host: everything around them runs there, for tests.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
+from typing import Protocol
 
 import torch
 
+from specdec.errors import UnsupportedError
+
 COPY_BYTES = 2 << 30
 WARM_UP, REPEATS = 5, 30
+CPU_COPY_BYTES, CPU_REPEATS = 1 << 20, 2
+
+
+class Replayable(Protocol):
+    """What ``capture`` gives back."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Stands in for a graph where there is no CUDA."""
+
+    functions: tuple[Callable[[], object], ...]
+
+    def replay(self) -> None:
+        for function in self.functions:
+            function()
+
+
+def bench_device(*, dry: bool) -> torch.device:
+    """The GPU; with ``dry`` a CPU where there is none. Raises UnsupportedError without one."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if not dry:
+        raise UnsupportedError("this measures an NVIDIA GPU, and none was found (--dry runs small sizes on a CPU)")
+    return torch.device("cpu")
 
 
 def copy_bandwidth() -> float:
@@ -14,14 +49,18 @@ def copy_bandwidth() -> float:
 
     The better of the driver's copy and an elementwise kernel: which one is faster depends on the driver.
     """
-    source = torch.randn(COPY_BYTES // 4, device="cuda")
+    has_gpu = torch.cuda.is_available()
+    num_bytes = COPY_BYTES if has_gpu else CPU_COPY_BYTES
+    source = torch.randn(num_bytes // 4, device="cuda" if has_gpu else "cpu")
     target = torch.empty_like(source)
     ways = (lambda: target.copy_(source), lambda: torch.mul(source, 1.5, out=target))
-    return max(2 * COPY_BYTES / (1e-3 * event_ms(way)) for way in ways)
+    return max(2 * num_bytes / (1e-3 * event_ms(way)) for way in ways)
 
 
 def event_ms(function: Callable[[], object], repeats: int = REPEATS) -> float:
     """Median milliseconds of a call between two events."""
+    if not torch.cuda.is_available():
+        return _host_ms(function)
     for _ in range(WARM_UP):
         function()
     samples = []
@@ -35,8 +74,19 @@ def event_ms(function: Callable[[], object], repeats: int = REPEATS) -> float:
     return median(samples)
 
 
-def capture(functions: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+def _host_ms(function: Callable[[], object]) -> float:
+    samples = []
+    for _ in range(CPU_REPEATS):
+        started = perf_counter()
+        function()
+        samples.append(1e3 * (perf_counter() - started))
+    return median(samples)
+
+
+def capture(functions: Sequence[Callable[[], object]]) -> Replayable:
     """One graph of all calls in order, each run once before on a side stream."""
+    if not torch.cuda.is_available():
+        return Calls(tuple(functions))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,7 @@
-"""What a graph replay does on the GPU: its kernels with their times, from CUPTI through torch's profiler."""
+"""What a graph replay does on the GPU: its kernels with their times, from CUPTI through torch's profiler.
+
+Without CUDA operators of the host take their place, so that everything around them runs there, for tests.
+"""
 
 import json
 import tempfile
@@ -8,8 +11,12 @@ from pathlib import Path
 
 import torch
 
+from experiments.gpu.timing import Replayable
+
 REPLAYS = 5
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST_CATEGORIES = ("cpu_op",)
+TOOL = "CUPTI through torch.profiler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,30 +35,41 @@ class ReplayTrace:
     launches: dict[str, int]
 
     @property
+    def num_launches(self) -> int:
+        """Kernels, copies and fills of one replay."""
+        return sum(self.launches.values())
+
+    @property
     def idle_share(self) -> float:
         """Share of the span in which nothing ran."""
         return 1 - self.busy_us / self.span_us
 
 
-def trace_replay(graph: torch.cuda.CUDAGraph) -> ReplayTrace:
+def trace_replay(graph: Replayable) -> ReplayTrace:
     """Trace some replays, each alone on the GPU, and take the one of median span."""
-    for _ in range(3):
+    has_gpu = torch.cuda.is_available()
+    activity = torch.profiler.ProfilerActivity.CUDA if has_gpu else torch.profiler.ProfilerActivity.CPU
+    for _ in range(3 if has_gpu else 1):
         graph.replay()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    _finish()
+    with torch.profiler.profile(activities=[activity]) as profiler:
         for _ in range(REPLAYS):
             graph.replay()
-            torch.cuda.synchronize()
+            _finish()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    found = sorted(
-        (event["ts"], event["dur"], event["name"]) for event in events if event.get("cat") in DEVICE_CATEGORIES
-    )
+    wanted = DEVICE_CATEGORIES if has_gpu else HOST_CATEGORIES
+    found = sorted((event["ts"], event["dur"], event["name"]) for event in events if event.get("cat") in wanted)
     per_replay = len(found) // REPLAYS
     replays = [_summary(found[i * per_replay : (i + 1) * per_replay]) for i in range(REPLAYS)]
     return sorted(replays, key=lambda replay: replay.span_us)[REPLAYS // 2]
+
+
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _summary(events: list[tuple[float, float, str]]) -> ReplayTrace:

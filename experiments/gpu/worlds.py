@@ -33,11 +33,12 @@ class World:
 
     target  with filled caches
     draft   the NextN layer under the same pages, or None
-    tables  block tables of all requests
+    blocks  where ``tables``, the block tables of all requests, come from
     """
 
     target: DeepseekV4Target
     draft: NextNBackend | None
+    blocks: BlockTables
     tables: Tables
     batch: int
     context: int
@@ -104,7 +105,12 @@ def make_world(model: DeepseekV4Model, nextn: NextNModel | None, shape: WorldSha
     tables = BlockTables(plan.specs, plan.columns, max_rows=shape.batch, device=target.device)
     tables.write(cache.take_changes())
     return World(
-        target=target, draft=draft, tables=tables.view(range(shape.batch)), batch=shape.batch, context=shape.context
+        target=target,
+        draft=draft,
+        blocks=tables,
+        tables=tables.view(range(shape.batch)),
+        batch=shape.batch,
+        context=shape.context,
     )
 
 
