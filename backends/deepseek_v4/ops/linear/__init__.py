@@ -10,9 +10,6 @@ from backends.deepseek_v4.stored_weight import StoredWeight
 
 __all__ = ["joint_linear", "linear"]
 
-# More rows than this go to the library's product, which the kernel does not beat there.
-MOST_KERNEL_ROWS = 128
-
 
 def linear(
     x_TX: torch.Tensor,
@@ -28,11 +25,12 @@ def linear(
     x_TX    fp32 or bf16 [T, groups * I], last dim contiguous
     weight  [O, I]; output columns of group g, ``O / groups`` of them, see columns ``g * I`` to ``(g + 1) * I`` of x
     dtype   of the parts: fp32, or bf16 with ``splits=1``
-    splits  parts P; None: chosen from O and I alone, so that the bits of a row never depend on T up to 64
+    splits  parts P; None: chosen from O and I alone
 
     bf16 x is multiplied in bf16 with fp32 accumulation, fp32 x and fp32 weights in fp32. Quantised weights should be
     packed for bf16 x (``StoredWeight.pack``): those that are not are multiplied in fp32, slowly; fp32 x takes no packed
-    ones. More than 128 rows go through ``torch`` and one part.
+    ones. The bits of a row depend on nothing but the row, however many share the pass: the library's product, which is
+    faster for hundreds of rows, would make a prompt's cache depend on what it was computed with.
     """
     num_rows, width = x_TX.shape
     assert width == groups * weight.num_inputs, f"x has {width} columns, weight wants {groups * weight.num_inputs}"
@@ -41,8 +39,6 @@ def linear(
     assert not (weight.packed and x_TX.dtype == torch.float32), "packed weights are multiplied by bf16 rows only"
     if kernels is Kernels.REFERENCE or num_rows == 0:
         return reference.linear(x_TX, weight, groups=groups, dtype=dtype)
-    if num_rows > MOST_KERNEL_ROWS:
-        return reference.library_linear(x_TX, weight, groups=groups, dtype=dtype)
     from backends.deepseek_v4.ops.linear import kernel
 
     return kernel.linear(x_TX, weight, groups=groups, dtype=dtype, splits=splits)
@@ -55,7 +51,7 @@ def joint_linear(x_TI: torch.Tensor, weights: Sequence[StoredWeight], *, kernels
     """
     if len(weights) == 1:
         return linear(x_TI, weights[0], kernels=kernels)
-    if kernels is Kernels.REFERENCE or not 0 < x_TI.shape[0] <= MOST_KERNEL_ROWS:
+    if kernels is Kernels.REFERENCE or x_TI.shape[0] == 0:
         return torch.cat([linear(x_TI, weight, kernels=kernels) for weight in weights], dim=-1)
     from backends.deepseek_v4.ops.linear import kernel
 

@@ -10,14 +10,6 @@ def linear(x_TX: torch.Tensor, weight: StoredWeight, *, groups: int, dtype: torc
     return _grouped(x_TX.float(), weight.dense().float(), groups).to(dtype).unsqueeze(0)
 
 
-def library_linear(x_TX: torch.Tensor, weight: StoredWeight, *, groups: int, dtype: torch.dtype) -> torch.Tensor:
-    """[1, T, O] by the library's product in x's dtype, whose result it rounds to that dtype before ``dtype``.
-
-    A weight that is not stored in x's dtype is converted first, at the cost of a copy.
-    """
-    return _grouped(x_TX, weight.dense().to(x_TX.dtype), groups).to(dtype).unsqueeze(0)
-
-
 def _grouped(x_TX: torch.Tensor, dense_OI: torch.Tensor, groups: int) -> torch.Tensor:
     if groups == 1:
         return torch.nn.functional.linear(x_TX, dense_OI)

@@ -89,11 +89,11 @@ def test_one_part_is_rounded_once_to_the_type_asked_for() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 129])
-def test_no_rows_and_many_rows_give_one_part(rows: int) -> None:
+def test_any_number_of_rows_is_multiplied(rows: int) -> None:
     weight, x = make_weight(24, 160, WeightFormat.FP4), torch.randn(rows, 160)
     got = linear(x, weight, kernels=Kernels.TRITON)
-    assert got.shape == (1, rows, 24)
-    torch.testing.assert_close(got[0], x @ weight.dense().T)
+    assert got.shape[1:] == (rows, 24)
+    torch.testing.assert_close(got.sum(0), x @ weight.dense().T, rtol=1e-4, atol=1e-4)
 
 
 def test_parts_are_whole_and_equal_where_the_inputs_allow_it() -> None:
@@ -138,9 +138,9 @@ def test_kernel_agrees_with_the_reference_in_bf16(weight_format: WeightFormat) -
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(weight_format: WeightFormat) -> None:
     weight = make_weight(1280, 1024, weight_format, dtype=torch.bfloat16).pack()
-    x = torch.randn(64, 2048, dtype=torch.bfloat16)
+    x = torch.randn(300, 2048, dtype=torch.bfloat16)
     all_rows = linear(x, weight, groups=2, kernels=Kernels.TRITON)
-    for rows in (1, 5, 16, 32):
+    for rows in (1, 5, 16, 32, 64, 130):
         assert torch.equal(linear(x[:rows], weight, groups=2, kernels=Kernels.TRITON), all_rows[:, :rows])
 
 
