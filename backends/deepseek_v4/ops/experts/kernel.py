@@ -73,8 +73,8 @@ def _first(
     w1_ptr, w3_ptr, scales1_ptr, scales3_ptr, shared1_ptr, shared3_ptr, shared_scales1_ptr, shared_scales3_ptr,
     num_tokens, num_shared, num_blocks, num_inputs, width, x_stride,
     values_stride, scales_stride, expert_values, expert_scales, shared_values_stride, shared_scales_stride, limit,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr, SORTED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, SORTED: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr,
+    ALIKE: tl.constexpr, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
     SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """``h = silu(w1 x) * (w3 x) * routing weight`` of BLOCK_O / 2 outputs of a block of rows."""
@@ -87,7 +87,7 @@ def _first(
         gate_ptr, up_ptr = w1_ptr + values, w3_ptr + values
         gate_scales_ptr, up_scales_ptr = scales1_ptr + scales, scales3_ptr + scales
         x_offset_N = token_N * x_stride
-        if FORMAT == SHARED_FORMAT:
+        if ALIKE:
             both = _gate_and_up(
                 tl.where(is_shared, shared1_ptr, gate_ptr), tl.where(is_shared, shared3_ptr, up_ptr),
                 tl.where(is_shared, shared_scales1_ptr, gate_scales_ptr),
@@ -139,8 +139,8 @@ def _second(
     h_ptr, out_ptr, ids_ptr, table_ptr, pairs_ptr, w2_ptr, scales_ptr, shared_ptr, shared_scales_ptr,
     num_tokens, num_shared, num_blocks, num_inputs, num_outputs,
     values_stride, scales_stride, expert_values, expert_scales, shared_values_stride, shared_scales_stride,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr, SORTED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, SORTED: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr,
+    ALIKE: tl.constexpr, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
     SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """``w2 h`` of BLOCK_O outputs of a block of rows."""
@@ -151,7 +151,7 @@ def _second(
         down_ptr = w2_ptr + expert.to(tl.int64) * expert_values
         down_scales_ptr = scales_ptr + expert.to(tl.int64) * expert_scales
         row_N = place_N * num_tokens + token_N
-        if FORMAT == SHARED_FORMAT:
+        if ALIKE:
             acc = _down(
                 tl.where(is_shared, shared_ptr, down_ptr), tl.where(is_shared, shared_scales_ptr, down_scales_ptr),
                 values_stride, scales_stride, h_ptr, row_N * num_inputs, inside_N, num_inputs, num_outputs,
@@ -212,6 +212,56 @@ class _Rows:
         return triton.cdiv(self.num_tokens, self.block)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Product:
+    """How a product goes through the inputs of routed and shared experts, which share a launch.
+
+    alike  both kinds are stored in one way: their programs differ in pointers only
+    """
+
+    tile: Tile
+    shared_tile: Tile
+    exact: bool
+    alike: bool
+
+    @classmethod
+    def of(
+        cls, routed: StoredWeight, shared: StoredWeight, x: torch.Tensor, rows: _Rows, tile: Tile | None, which: str
+    ) -> "_Product":
+        """``tile`` replaces that of the table for routed experts."""
+        exact = is_exact(x, routed) or is_exact(x, shared)
+        assert not (exact and (routed.packed or shared.packed)), "packed weights are multiplied by bf16 rows only"
+        alike = (format_code(routed), routed.values.dtype) == (format_code(shared), shared.values.dtype)
+        tables = [choose_tiles(each.format, rows.block, exact=exact) for each in (routed, shared)]
+        routed_tile, shared_tile = (each.first if which == "first" else each.second for each in tables)
+        routed_tile = tile or routed_tile
+        shared_tile = routed_tile if alike else shared_tile
+        assert routed_tile.block_outputs == shared_tile.block_outputs, "tiles of both kinds are equally high"
+        return cls(tile=routed_tile, shared_tile=shared_tile, exact=exact, alike=alike)
+
+    def constants(self, routed: StoredWeight, shared: StoredWeight, rows: _Rows) -> dict[str, int | bool]:
+        """The kernel's constants and launch options."""
+        inputs, each, shared_each = routed.num_inputs, self.tile.block_inputs, self.shared_tile.block_inputs
+        return {
+            "K": rows.k,
+            "ROWS": rows.block,
+            "SORTED": rows.num_tokens > 1,
+            "BLOCK_O": self.tile.block_outputs,
+            "EXACT": self.exact,
+            "ALIKE": self.alike,
+            "FORMAT": format_code(routed),
+            "BLOCK_K": each,
+            "STEPS": triton.cdiv(inputs, each),
+            "WHOLE": inputs % each == 0,
+            "SHARED_FORMAT": format_code(shared),
+            "SHARED_BLOCK_K": shared_each,
+            "SHARED_STEPS": triton.cdiv(inputs, shared_each),
+            "SHARED_WHOLE": inputs % shared_each == 0,
+            "num_warps": self.tile.warps,
+            "num_stages": self.tile.stages,
+        }
+
+
 def experts(
     x_TD: torch.Tensor,
     routing: Routing,
@@ -226,71 +276,43 @@ def experts(
     assert routing.ids_Tk.is_contiguous() and routing.weights_Tk.is_contiguous(), "a routing must be contiguous"
     hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
     rows = _Rows.of(routing, routed.w1.values.shape[0])
-    exact = is_exact(x_TD, routed.w1) or is_exact(x_TD, shared.w1)
-    assert not (exact and (routed.w1.packed or shared.w1.packed)), "packed weights are multiplied by bf16 rows only"
     h = torch.empty((rows.k + 1, rows.num_tokens, width), device=x_TD.device, dtype=x_TD.dtype)
     out = torch.empty((rows.k + 1, rows.num_tokens, hidden), device=x_TD.device, dtype=torch.float32)
-    routed_tiles = tiles or choose_tiles(routed.w1.format, rows.block, exact=exact)
-    shared_tiles = choose_tiles(shared.w1.format, rows.block, exact=exact)
-    if _code(routed.w1) == _code(shared.w1):
-        shared_tiles = routed_tiles
-    _run_first(x_TD, h, routed, shared, rows, routed_tiles.first, shared_tiles.first, exact, limit)
-    _run_second(h, out, routed, shared, rows, routed_tiles.second, shared_tiles.second, exact)
+    first = _Product.of(routed.w1, shared.w1, x_TD, rows, None if tiles is None else tiles.first, "first")
+    second = _Product.of(routed.w2, shared.w2, h, rows, None if tiles is None else tiles.second, "second")
+    _run_first(x_TD, h, routed, shared, rows, first, limit)
+    _run_second(h, out, routed, shared, rows, second)
     return out
-
-
-def _code(weight: StoredWeight) -> tuple[int, torch.dtype]:
-    return format_code(weight), weight.values.dtype
-
-
-def _steps(weight: StoredWeight, shared: StoredWeight, tile: Tile, shared_tile: Tile) -> dict[str, int | bool]:
-    """Constants of how inputs are gone through; with as many outputs in a tile, both kinds share a launch."""
-    assert tile.block_outputs == shared_tile.block_outputs, "tiles of routed and shared experts have other heights"
-    inputs = weight.num_inputs
-    same = _code(weight) == _code(shared)
-    return {
-        "FORMAT": format_code(weight),
-        "BLOCK_K": tile.block_inputs,
-        "STEPS": triton.cdiv(inputs, tile.block_inputs),
-        "WHOLE": inputs % tile.block_inputs == 0,
-        # Plain weights of two types differ, too.
-        "SHARED_FORMAT": format_code(weight) if same else format_code(shared),
-        "SHARED_BLOCK_K": shared_tile.block_inputs,
-        "SHARED_STEPS": triton.cdiv(inputs, shared_tile.block_inputs),
-        "SHARED_WHOLE": inputs % shared_tile.block_inputs == 0,
-    }
 
 
 def _run_first(
     x_TD: torch.Tensor, h: torch.Tensor, routed: ExpertWeights, shared: ExpertWeights, rows: _Rows,
-    tile: Tile, shared_tile: Tile, exact: bool, limit: float,
+    product: _Product, limit: float,
 ) -> None:  # fmt: skip
     """Write the activations ``h`` [k + 1, T, I]."""
     w1, w3, s1, s3 = (KernelWeight.of(each) for each in (routed.w1, routed.w3, shared.w1, shared.w3))
     hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
-    _first[(triton.cdiv(width, tile.block_outputs // 2), rows.num_shared_blocks + rows.num_routed_blocks)](
+    _first[(triton.cdiv(width, product.tile.block_outputs // 2), rows.num_shared_blocks + rows.num_routed_blocks)](
         x_TD, h, rows.routing.weights_Tk, rows.routing.ids_Tk, rows.table, rows.pairs,
         w1.values, w3.values, w1.scales, w3.scales, s1.values, s3.values, s1.scales, s3.scales,
         rows.num_tokens, rows.num_shared_blocks, rows.num_routed_blocks, hidden, width, x_TD.stride(0),
         w1.values_stride, w1.scales_stride, w1.values.stride(0), w1.scales.stride(0),
         s1.values_stride, s1.scales_stride, float(limit),
-        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, EXACT=exact, SORTED=rows.num_tokens > 1,
-        num_warps=tile.warps, num_stages=tile.stages, **_steps(routed.w1, shared.w1, tile, shared_tile),
+        **product.constants(routed.w1, shared.w1, rows),
     )  # fmt: skip
 
 
 def _run_second(
     h: torch.Tensor, out: torch.Tensor, routed: ExpertWeights, shared: ExpertWeights, rows: _Rows,
-    tile: Tile, shared_tile: Tile, exact: bool,
+    product: _Product,
 ) -> None:  # fmt: skip
     """Write the outputs [k + 1, T, D]."""
     w2, s2 = KernelWeight.of(routed.w2), KernelWeight.of(shared.w2)
     hidden, width = routed.w1.num_inputs, routed.w1.num_outputs
-    _second[(triton.cdiv(hidden, tile.block_outputs), rows.num_shared_blocks + rows.num_routed_blocks)](
+    _second[(triton.cdiv(hidden, product.tile.block_outputs), rows.num_shared_blocks + rows.num_routed_blocks)](
         h, out, rows.routing.ids_Tk, rows.table, rows.pairs, w2.values, w2.scales, s2.values, s2.scales,
         rows.num_tokens, rows.num_shared_blocks, rows.num_routed_blocks, width, hidden,
         w2.values_stride, w2.scales_stride, w2.values.stride(0), w2.scales.stride(0),
         s2.values_stride, s2.scales_stride,
-        K=rows.k, ROWS=rows.block, BLOCK_O=tile.block_outputs, EXACT=exact, SORTED=rows.num_tokens > 1,
-        num_warps=tile.warps, num_stages=tile.stages, **_steps(routed.w2, shared.w2, tile, shared_tile),
+        **product.constants(routed.w2, shared.w2, rows),
     )  # fmt: skip
