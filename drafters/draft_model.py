@@ -9,12 +9,25 @@ from dataclasses import dataclass
 
 import torch
 
-from drafters.common import check_num_draft_tokens
-from specdec.api import Draft, DraftBackend, Drafter, DrafterNeeds, DraftInput, DraftSetup, Proposal
-from specdec.checks import one_of
-from specdec.errors import ConfigError
+from drafters.common import MAX_DRAFT_TOKENS, check_num_draft_tokens
+from drafters.sampled_tree import SampledShape, draw_tree
+from drafters.tree_growth import GrowsTrees, Growth, grow
+from specdec.api import (
+    Draft,
+    DraftBackend,
+    Drafter,
+    DrafterNeeds,
+    DraftInput,
+    DraftSetup,
+    Proposal,
+    SiblingDraws,
+)
+from specdec.checks import integer, one_of
+from specdec.errors import ConfigError, UnsupportedError
 
 LOADER = "experiments.hf.load_draft"
+CHOSEN = "chosen"
+MAX_TREE_WIDTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,26 +38,41 @@ class DraftModelConfig:
     proposals         ``sampled`` draws with the verifier's coupling, ``greedy`` takes the draft's argmax
     checkpoint        folder of the draft model, or a name that ``target.checkpoint`` knows
     loader            importable function that makes the ``DraftBackend``; called by ``experiments.build``
+    tree_width        0: chains; else siblings that follow a node, of a tree of at most num_draft_tokens nodes
+    tree_depth        levels of the tree
+    siblings          ``chosen`` keeps the likeliest nodes of all; ``without_replacement`` and ``with_replacement``
+                      draw siblings from the draft's law and keep what was drawn (under verifier=siblings)
     """
 
     num_draft_tokens: int = 3
     proposals: str = "sampled"
     checkpoint: str = ""
     loader: str = LOADER
+    tree_width: int = 0
+    tree_depth: int = 4
+    siblings: str = "chosen"
 
     def __post_init__(self) -> None:
         check_num_draft_tokens(self.num_draft_tokens)
         one_of("proposals", self.proposals, ("sampled", "greedy"), where="drafter.proposals")
+        integer("tree_width", self.tree_width, low=0, high=MAX_TREE_WIDTH, where="drafter.tree_width")
+        integer("tree_depth", self.tree_depth, low=1, high=MAX_DRAFT_TOKENS, where="drafter.tree_depth")
+        one_of("siblings", self.siblings, (CHOSEN, *(draws.value for draws in SiblingDraws)), where="drafter.siblings")
 
     @property
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(history=True)
+        return DrafterNeeds(history=True, trees=self.tree_width > 0)
 
     def build(self, setup: DraftSetup) -> Drafter:
         """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
         if setup.draft_backend is None:
             raise ConfigError("drafter draft_model needs a draft model (conf: drafter.checkpoint)")
-        return DraftModelDrafter(self, setup.draft_backend)
+        if not self.tree_width:
+            return DraftModelDrafter(self, setup.draft_backend)
+        if not isinstance(setup.draft_backend, GrowsTrees):
+            name = type(setup.draft_backend).__name__
+            raise UnsupportedError(f"{name} drafts chains; set tree_width=0 (conf: drafter.tree_width)")
+        return TreeModelDrafter(self, setup.draft_backend)
 
 
 class DraftModelDrafter:
@@ -81,6 +109,31 @@ class DraftModelDrafter:
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nothing to drop: another text on a row differs from what was fed, and is fed anew from there."""
+
+
+class TreeModelDrafter:
+    """The same model, several drafts side by side."""
+
+    def __init__(self, config: DraftModelConfig, backend: GrowsTrees) -> None:
+        self.num_draft_tokens = config.num_draft_tokens
+        self.needs = config.needs
+        self._config, self._backend = config, backend
+
+    def propose(self, inputs: DraftInput) -> Proposal | None:
+        """Catch up, then grow a tree for every request that wants one."""
+        if not any(inputs.wanted_B):
+            return None
+        config = self._config
+        logits_BV = self._backend.begin_draft(inputs)
+        width, depth, most = config.tree_width, config.tree_depth, config.num_draft_tokens
+        if config.siblings == CHOSEN:
+            growth = Growth(width=width, depth=depth, max_nodes=most, greedy=config.proposals == "greedy")
+            return grow(self._backend, inputs, logits_BV, growth)
+        shape = SampledShape(width=width, depth=depth, max_nodes=most, draws=SiblingDraws(config.siblings))
+        return draw_tree(self._backend, inputs, logits_BV, shape)
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nothing to drop; see ``DraftModelDrafter``."""
 
 
 def _proposal(drafts: list[Draft], limits_B: torch.Tensor) -> Proposal:

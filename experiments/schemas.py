@@ -111,6 +111,9 @@ class DraftModelSchema:
     proposals: str = setting("sampled", choices=("sampled", "greedy"))
     checkpoint: str = MISSING
     loader: str = "experiments.hf.load_draft"
+    tree_width: int = setting(0, low=0, high=16)
+    tree_depth: int = setting(4, low=1, high=MAX_DRAFT_TOKENS)
+    siblings: str = setting("chosen", choices=("chosen", "with_replacement", "without_replacement"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from backends.hf.model import CausalModel
 from backends.hf.passes import Span, parts_of
 from backends.hf.placement import place
 from backends.hf.vocabulary import VocabularyMap
-from specdec.api import CacheGroupSpec, DraftInput
+from specdec.api import CacheGroupSpec, DraftInput, DraftTree
 from specdec.errors import MetadataError
 
 LONG_SPAN = 32
@@ -40,6 +40,7 @@ class HfDraft:
         self._rows: tuple[int, ...] = ()
         self._wanted: tuple[bool, ...] = ()
         self._lengths: list[int] = []
+        self._nodes: dict[int, tuple[list[int], list[int]]] = {}
 
     def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
         """Feed what the model has not seen of the texts that want a draft; logits_BV after their newest tokens.
@@ -47,6 +48,7 @@ class HfDraft:
         Rows of the other requests are zero. Raises MetadataError without histories.
         """
         self._rows, self._wanted = inputs.layout.rows, inputs.wanted_B
+        self._nodes = {row: ([], []) for row, wanted in zip(self._rows, self._wanted, strict=True) if wanted}
         if len(inputs.histories) != len(self._rows):
             raise MetadataError("an independent draft model reads token ids: its drafter must declare needs.history")
         new = {}
@@ -65,6 +67,44 @@ class HfDraft:
         """Feed one token to every request that wants a draft; logits_BV, zero for the others."""
         rows = zip(self._rows, self._wanted, self._lengths, tokens_B.tolist(), strict=True)
         return self._feed({row: (length - 1, [token]) for row, wanted, length, token in rows if wanted})
+
+    def forward_level(
+        self, seq_lens_B: torch.Tensor, tokens_BM: torch.Tensor, parents_BM: torch.Tensor
+    ) -> torch.Tensor:
+        """Feed one more level of nodes to every request that wants a draft; logits [B, M, V], zero for the others.
+
+        parents_BM  number of each node's parent among those fed since ``begin_draft``, -1 for the newest token
+
+        The tree is run whole from the newest token on, behind what is committed, and nothing of it is remembered. A
+        request without a position for another level stands aside.
+        """
+        num_new = tokens_BM.shape[1]
+        spans, packed = [], []
+        lines = zip(self._rows, tokens_BM.tolist(), parents_BM.tolist(), strict=True)
+        for row, tokens, parents in lines:
+            if row not in self._nodes:
+                continue
+            known, shape = self._nodes[row]
+            tree = DraftTree((*shape, *parents))
+            start = len(self._fed[row]) - 1
+            if start + tree.depth >= self._model.max_context:
+                del self._nodes[row]
+                continue
+            known.extend(tokens)
+            shape.extend(parents)
+            span = Span(row=row, start=start, length=1 + tree.num_nodes, first=len(packed), tree=tree)
+            spans.append(span)
+            packed.extend([self._fed[row][-1], *known])
+        found: dict[int, torch.Tensor] = {}
+        for part in parts_of(spans, num_chunks=0):
+            ids_T = self._vocabulary.ids(torch.tensor(packed, dtype=torch.int64, device=self._model.device))
+            placement = place(part, ids_T, dtype=self._model.dtype)
+            columns = range(part.width - num_new, part.width)
+            logits_BCX = self._model.cached(placement, self._cache, columns=columns).logits_BCV
+            logits_BCV = self._vocabulary.logits(logits_BCX.flatten(0, 1)).unflatten(0, logits_BCX.shape[:2])
+            found.update(zip(part.rows, logits_BCV, strict=True))
+        idle_MV = torch.zeros(num_new, len(self._vocabulary.to_draft_V), device=self._model.device)
+        return torch.stack([found.get(row, idle_MV) for row in self._rows])
 
     def _feed(self, new: dict[int, tuple[int, list[int]]]) -> torch.Tensor:
         """Run ``row -> (start, tokens)``; logits_BV after the last token of each row, in batch order."""

@@ -20,7 +20,7 @@ from specdec.rules.chain import BlockRule, TokenRatioRule
 from specdec.verifiers import RuleVerifier
 
 LEAST_TOKENS = 3
-MOST_NODES = 4
+MOST_NODES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def _certify_drafter(
     if trees and not isinstance(verifier, TreeVerifier):
         raise UnsupportedError(f"verifier {verifier.name} judges chains, and {type(drafter).__name__} proposes trees")
     most = min(drafter.num_draft_tokens, MOST_NODES if trees else num_tokens - 1)
-    findings = []
+    findings, has_stand_in = [], False
     for pair in pairs:
         source = DrafterSource(drafter, pair.draft, most=most)
         if trees:
@@ -118,8 +118,9 @@ def _certify_drafter(
         subject = f"verifier {verifier.name}, drafter {source.name}"
         kind = f"trees of up to {most} nodes" if trees else f"drafts of up to {most}"
         findings.append(game.finding(subject, f"{pair.name}, {kind}"))
+        has_stand_in |= source.has_stand_in
     stand_in = f"drafter {type(drafter).__name__}: a table stood in for the draft model"
-    return Certificate(findings=tuple(findings), notes=(stand_in,) if drafter.needs.draft_backend else ())
+    return Certificate(findings=tuple(findings), notes=(stand_in,) if has_stand_in else ())
 
 
 def shorter_after_rejection(past: Past, most: int) -> int:

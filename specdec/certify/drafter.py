@@ -46,6 +46,8 @@ class TableBackend:
         self._known: tuple[int, ...] = ()
         self._fed: list[int] = []
         self._next_length = 0
+        self._paths: list[list[int]] = []
+        self.was_asked = False
 
     def know(self, tokens: Sequence[int]) -> None:
         """The committed tokens of the round to come."""
@@ -53,7 +55,8 @@ class TableBackend:
 
     def begin_draft(self, inputs: DraftInput) -> torch.Tensor:
         """Logits after the newest committed token."""
-        self._fed = list(self._known)
+        self._fed, self._paths = list(self._known), []
+        self.was_asked = True
         return self._logits()
 
     def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
@@ -64,6 +67,16 @@ class TableBackend:
         """Logits after one more token, at the position that was announced."""
         self._fed = [*self._fed[: self._next_length], int(tokens_B[0])]
         return self._logits()
+
+    def forward_level(
+        self, seq_lens_B: torch.Tensor, tokens_BM: torch.Tensor, parents_BM: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [1, M, V] after nodes of a tree, whose parents are numbered as they were fed; -1 for the root."""
+        known = list(self._paths)
+        for token, parent in zip(tokens_BM[0].tolist(), parents_BM[0].tolist(), strict=True):
+            self._paths.append([*(known[parent] if parent >= 0 else self._known), token])
+        laws = [[float(x) for x in self._table.law(path)] for path in self._paths[len(known) :]]
+        return torch.tensor([laws], dtype=torch.float64).log()
 
     def _logits(self) -> torch.Tensor:
         law = self._table.law(self._fed)
@@ -127,10 +140,16 @@ class DrafterSource:
             vocab_size=table.vocab_size,
             max_batch=1,
             max_context=CONTEXT,
-            draft_backend=self._backend if needs.draft_backend else None,
+            # Offered to all, as the loader of a model does; a drafter without one leaves it alone.
+            draft_backend=self._backend,
         )
         # The first round follows a pass over the prompt, all of the root but its newest token.
         self.start: Hashable = (self._dump(config.build(setup)), 0, len(root) - 1)
+
+    @property
+    def has_stand_in(self) -> bool:
+        """Whether a table has stood in for a draft model so far."""
+        return self._backend.was_asked
 
     def draft(self, chance: Chance, known: tuple[int, ...], limit: int, state: Hashable) -> DraftedChain:
         """See ``DraftSource``."""

@@ -7,13 +7,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends.hf.draft import HfDraft
 from backends.hf.target import HfPassConfig, HfTarget, RecomputeTarget
-from specdec.api import LAST_LAYER, DrafterNeeds, DraftInput, DraftTree, Proposal, RoundLayout
+from backends.hf.vocabulary import same_ids
+from drafters.draft_model import DraftModelConfig
+from specdec.api import LAST_LAYER, DrafterNeeds, DraftInput, DraftSetup, DraftTree, Proposal, RoundLayout
 from specdec.engine import Engine, EngineConfig
 from specdec.errors import ConfigError, UnsupportedError
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams
-from specdec.testing import PlainDrafter, run_checked
+from specdec.sibling_verifier import SiblingVerifier
+from specdec.testing import PlainDrafter, WatchedDrafter, run_checked
 from specdec.verifiers import GreedyVerifier, GumbelVerifier
 
 VOCABULARY, CONTEXT = 29, 96
@@ -140,3 +144,73 @@ def test_targets_without_trees_refuse_by_name(tiny) -> None:
     layout = RoundLayout(rows=(0,), start_positions=(0,), query_lens=(3,), trees=(DraftTree((-1, -1)),))
     with pytest.raises(UnsupportedError, match="not trees"):
         fixed.forward(layout, torch.tensor([1, 2, 3]), {})
+
+
+def tree_drafter(model, config: DraftModelConfig, *, max_rows: int) -> WatchedDrafter:
+    vocabulary = same_ids(target_size=model.vocab_size, draft_size=model.vocab_size)
+    setup = DraftSetup(
+        device=model.device,
+        vocab_size=model.vocab_size,
+        max_batch=max_rows,
+        max_context=model.max_context,
+        draft_backend=HfDraft(model, vocabulary, max_rows=max_rows),
+    )
+    return WatchedDrafter(config.build(setup), model.vocab_size)
+
+
+@pytest.mark.parametrize("siblings", ["chosen", "without_replacement", "with_replacement"])
+@pytest.mark.parametrize("family", ["lean_llama", "gpt2"])
+def test_a_draft_model_grows_trees_whose_nodes_know_their_own_text(tiny, family, siblings) -> None:
+    """The draft is the target itself, so under its own noise it knows the target's choices, to the context's end."""
+    model = tiny(family)
+    config = DraftModelConfig(num_draft_tokens=9, tree_width=2, tree_depth=3, siblings=siblings)
+    requests = [
+        Request(
+            request_id=str(i),
+            prompt=(3, 1, 4, 1 + i) * (1 + 10 * i),
+            sampling=SamplingParams(temperature=0.8 * (i % 2), seed=i, max_new_tokens=70, ignore_eos=True),
+        )
+        for i in range(3)
+    ]
+
+    def outputs(drafter, max_batch):
+        target = HfTarget(model, HfPassConfig(max_rows=max_batch))
+        engine = Engine(target, drafter, GumbelVerifier(), EngineConfig(max_batch=max_batch, prefill_chunk=16))
+        return run_checked(engine, requests)
+
+    plain = outputs(PlainDrafter(), 1)
+    found = outputs(tree_drafter(model, config, max_rows=2), 2)
+    for name, output in plain.items():
+        assert found[name].output_ids == output.output_ids
+    steps = [step for output in found.values() for step in output.steps if step.proposed == 9]
+    if siblings == "chosen":
+        assert sum(step.accepted for step in steps) > len(steps)
+    else:
+        # All nodes of the first two levels are there, and one of them on each is the target's own choice.
+        assert steps and all(step.accepted >= 2 for step in steps)
+
+
+def test_sampled_siblings_run_under_their_rule(tiny) -> None:
+    model = tiny("llama")
+    for siblings in ("without_replacement", "with_replacement"):
+        config = DraftModelConfig(num_draft_tokens=8, tree_width=2, tree_depth=3, siblings=siblings)
+        target = HfTarget(model, HfPassConfig(max_rows=2))
+        engine = Engine(target, tree_drafter(model, config, max_rows=2), SiblingVerifier(), EngineConfig(max_batch=2))
+        sampling = SamplingParams(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True, logprobs=True)
+        found = run_checked(engine, [Request(request_id="a", prompt=(5, 6, 7), sampling=sampling)])["a"]
+        assert len(found.output_ids) == len(found.logprobs) == 20
+        ids = torch.tensor([[*found.prompt_ids, *found.output_ids]])
+        laws_XV = model.uncached(ids, columns=range(2, 22)).logits_BCV[0].log_softmax(dim=-1)
+        expected = laws_XV.gather(1, torch.tensor(found.output_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(found.logprobs), expected, atol=1e-3, rtol=1e-3)
+        # Its law is the target's, so the first sibling is always accepted, and both on the first level are followed.
+        assert all(step.accepted >= 2 for step in found.steps if step.proposed == 8)
+
+
+def test_a_draft_model_without_trees_is_refused_by_name() -> None:
+    class Chains:
+        cache_groups = ()
+
+    setup = DraftSetup(device=torch.device("cpu"), vocab_size=5, max_batch=1, max_context=9, draft_backend=Chains())
+    with pytest.raises(UnsupportedError, match="Chains drafts chains; set tree_width=0"):
+        DraftModelConfig(tree_width=2).build(setup)
