@@ -1,50 +1,53 @@
-"""The drawings of the report from plain values; another drawing library would take the place of this file alone."""
+"""The drawings of one run from plain values, and what all drawings share; knows no files and no page."""
 
 from collections.abc import Mapping, Sequence
 
 from experiments.report import svg
 from experiments.report.collect import Measure
 from experiments.report.svg import Scale
+from experiments.report.theme import PHASES
 
 FEW = 20
 WIDTH = 360
 LEFT, RIGHT, TOP = 36, 12, 26
-NUM_SERIES = 6
-Point = tuple[int, Measure]
+OTHER = "plainly"
 
 
-def acceptance(survival: Sequence[Measure], conditional: Sequence[Measure], *, label: str) -> str:
+def acceptance(survival: Sequence[Measure], conditional: Sequence[Measure], *, label: str, style: str = "s1") -> str:
     """Two measures by drafted position, with intervals; what was seen fewer than 20 times is grey."""
     bottom, num = 186, len(survival)
     y = Scale(low=0, high=1, start=bottom, end=TOP)
     x = Scale(low=0.5, high=num + 0.5, start=LEFT, end=WIDTH - RIGHT)
-    parts = _y_axis(y, (0, 0.25, 0.5, 0.75, 1))
-    parts += _legend((("s1", "survival"), ("s2", "conditional")), marks=("circle", "square"))
-    for position in _few_labels(num):
+    parts = y_axis(y, (0, 0.25, 0.5, 0.75, 1))
+    parts += legend(((style, "survival"), (OTHER, "conditional")), marks=("circle", "square"))
+    for position in few_labels(num):
         parts.append(svg.text(position, x(position), bottom + 16, style="tick"))
         parts.append(svg.text(f"n {survival[position - 1].n}", x(position), bottom + 30, style="small"))
     parts.append(svg.text("drafted position", (LEFT + WIDTH - RIGHT) / 2, bottom + 47, style="tick"))
-    for style, name, measures, shift in (("s1", "survival", survival, -4), ("s2", "conditional", conditional, 4)):
+    both = ((OTHER, "conditional", conditional, 4), (style, "survival", survival, -4))
+    for shade, name, measures, shift in both:
         points = [(x(i) + shift, measure) for i, measure in enumerate(measures, start=1)]
-        parts += _with_bands(points, y, style)
+        parts += with_bands(points, y, shade)
         for i, (at, measure) in enumerate(points, start=1):
-            parts.append(_mark(at, y, measure, style, f"position {i}, {name}: {said(measure)}", square=shift > 0))
+            parts.append(_mark(at, y, measure, shade, f"position {i}, {name}: {said(measure)}", square=shift > 0))
     return svg.drawing(WIDTH, bottom + 54, f"acceptance by position, {label}", parts)
 
 
-def histogram(counts: Sequence[int], *, label: str) -> str:
+def histogram(counts: Sequence[int], *, label: str, style: str = "s1") -> str:
     """Bars: share of steps by how many drafts they accepted; ``counts`` are numbers of steps."""
     bottom, total = 170, sum(counts)
     y = Scale(low=0, high=1, start=bottom, end=TOP)
     x = Scale(low=-0.5, high=len(counts) - 0.5, start=LEFT, end=WIDTH - RIGHT)
     width = min(56.0, 0.7 * (x(1) - x(0)))
-    parts = _y_axis(y, (0, 0.25, 0.5, 0.75, 1))
+    parts = y_axis(y, (0, 0.25, 0.5, 0.75, 1))
     parts.append(svg.text("share of steps", 4, 12, style="tick", anchor="start"))
-    labelled = set(_few_labels(len(counts), first=0))
+    labelled = set(few_labels(len(counts), first=0))
     for accepted, count in enumerate(counts):
         share = count / total
         tip = f"{accepted} accepted: {count} of {total} steps ({share:.1%})"
-        parts.append(svg.rect(x(accepted) - width / 2, y(share), width, bottom - y(share), style="s1 fill", tip=tip))
+        parts.append(
+            svg.rect(x(accepted) - width / 2, y(share), width, bottom - y(share), style=f"{style} fill", tip=tip)
+        )
         if accepted in labelled:
             parts.append(svg.text(f"{share:.0%}", x(accepted), y(share) - 5, style="small"))
             parts.append(svg.text(accepted, x(accepted), bottom + 16, style="tick"))
@@ -52,7 +55,9 @@ def histogram(counts: Sequence[int], *, label: str) -> str:
     return svg.drawing(WIDTH, bottom + 42, f"histogram of accepted length, {label}", parts)
 
 
-def by_category(measures: Mapping[str, Measure], *, overall: Measure, high: float, label: str) -> str:
+def by_category(
+    measures: Mapping[str, Measure], *, overall: Measure, high: float, label: str, style: str = "s1"
+) -> str:
     """A dot with its interval for each category up to ``high``; lines at plain decoding (1.0) and at the whole run."""
     left, row, right = 116, 24, 62
     values = svg.ticks(max(high, 1.5), low=1, most=4)
@@ -68,42 +73,15 @@ def by_category(measures: Mapping[str, Measure], *, overall: Measure, high: floa
         parts.append(svg.text(f"all {overall.value:.2f}", x(overall.value), TOP - 9, style="small"))
     for i, (name, measure) in enumerate(measures.items()):
         at = TOP + row * (i + 0.5)
-        parts.append(svg.text(_short(name), left - 10, at + 4, style="tick", anchor="end"))
+        parts.append(svg.text(svg.short(name, 16), left - 10, at + 4, style="tick", anchor="end"))
         parts.append(svg.text(f"n {measure.n}", WIDTH - 4, at + 4, style="small", anchor="end"))
         if measure.value is None:
             continue
-        style = _style("s1", measure)
+        shade = _style(style, measure)
         if measure.low is not None and measure.high is not None:
-            parts.append(svg.line(x(max(measure.low, 1)), at, x(measure.high), at, style=f"{style} whisker"))
-        parts.append(svg.circle(x(measure.value), at, 4.5, style=f"{style} fill", tip=f"{name}: {said(measure)}"))
+            parts.append(svg.line(x(max(measure.low, 1)), at, x(measure.high), at, style=f"{shade} whisker"))
+        parts.append(svg.circle(x(measure.value), at, 4.5, style=f"{shade} fill", tip=f"{name}: {said(measure)}"))
     return svg.drawing(WIDTH, bottom + 42, f"tokens per step by category, {label}", parts)
-
-
-def speedups(lines: Mapping[str, Sequence[Point]]) -> str:
-    """Speed-up against draft length, one line a drafter; the heavy line at 1.0 is plain decoding."""
-    legend = 16 * len(lines)
-    top, bottom = TOP + legend, TOP + legend + 170
-    points = [(at, one) for line in lines.values() for at, one in line if one.value is not None]
-    lengths = sorted({at for at, _ in points})
-    high = max(max(one.value or 0, one.high or 0) for _, one in points)
-    values = svg.ticks(max(high, 1.25))
-    y = Scale(low=0, high=values[-1], start=bottom, end=top)
-    x = Scale(low=lengths[0] - 0.5, high=lengths[-1] + 0.5, start=LEFT, end=WIDTH - RIGHT)
-    parts = _y_axis(y, values)
-    parts += [svg.line(LEFT, y(1), WIDTH - RIGHT, y(1), style="one")]
-    parts += [svg.text(length, x(length), bottom + 16, style="tick") for length in _spread(lengths)]
-    parts.append(svg.text("drafted tokens a step", (LEFT + WIDTH - RIGHT) / 2, bottom + 34, style="tick"))
-    for i, (name, line) in enumerate(lines.items()):
-        style = f"s{i % NUM_SERIES + 1}"
-        parts.append(svg.circle(LEFT + 5, 14 + 16 * i, 4, style=f"{style} fill"))
-        parts.append(svg.text(_short(name, 48), LEFT + 15, 18 + 16 * i, style="tick", anchor="start"))
-        shift = 3.0 * (i - (len(lines) - 1) / 2)
-        placed = [(x(at) + shift, one, at) for at, one in line if one.value is not None]
-        parts += _with_bands([(at, one) for at, one, _ in placed], y, style, few=0)
-        for at, one, length in placed:
-            tip = f"{name}, {length} drafted: {said(one, unit='repeats')}"
-            parts.append(svg.circle(at, y(one.value or 0), 4, style=f"{style} fill", tip=tip))
-    return svg.drawing(WIDTH, bottom + 42, "speed-up against draft length", parts)
 
 
 def round_times(bars: Sequence[tuple[str, Sequence[float | None]]], *, phases: Sequence[str]) -> str:
@@ -116,14 +94,14 @@ def round_times(bars: Sequence[tuple[str, Sequence[float | None]]], *, phases: S
     parts = [svg.line(x(value), top, x(value), bottom, style="grid") for value in values]
     parts += [svg.text(svg.shown(value), x(value), bottom + 16, style="tick") for value in values]
     parts.append(svg.text("milliseconds a round", (8 + WIDTH - 52) / 2, bottom + 34, style="tick"))
-    parts += _legend([(f"s{i}", phase) for i, phase in enumerate(phases, start=1)], left=8)
+    parts += legend(list(zip(PHASES, phases, strict=True)), left=8)
     for i, ((name, times), total) in enumerate(zip(bars, totals, strict=True)):
         at, start = top + row * i, 0.0
-        parts.append(svg.text(_short(name, 54), 8, at + 15, style="tick", anchor="start"))
-        for number, (phase, value) in enumerate(zip(phases, times, strict=True), start=1):
+        parts.append(svg.text(svg.short(name, 54), 8, at + 15, style="tick", anchor="start"))
+        for shade, phase, value in zip(PHASES, phases, times, strict=True):
             tip = f"{name}: {phase} {value or 0:.3f} ms of {total:.3f} ms"
             width = x(start + (value or 0)) - x(start)
-            parts.append(svg.rect(x(start), at + 20, width, 14, style=f"s{number} fill", tip=tip))
+            parts.append(svg.rect(x(start), at + 20, width, 14, style=f"{shade} fill", tip=tip))
             start += value or 0
         parts.append(svg.text(f"{total:.2f}", x(total) + 5, at + 31, style="small", anchor="start"))
     return svg.drawing(WIDTH, bottom + 42, "time per round by phase", parts)
@@ -139,7 +117,9 @@ def said(measure: Measure, *, unit: str = "n") -> str:
     return f"{value}, {unit} = {measure.n}"
 
 
-def _with_bands(points: Sequence[tuple[float, Measure]], y: Scale, style: str, *, few: int = FEW) -> list[str]:
+def with_bands(
+    points: Sequence[tuple[float, Measure]], y: Scale, style: str, *, few: int = FEW, dash: str = ""
+) -> list[str]:
     """Band, line and whiskers of a series; whiskers of what was seen fewer than ``few`` times are grey."""
     known = [(at, one) for at, one in points if one.value is not None]
     parts = []
@@ -148,7 +128,7 @@ def _with_bands(points: Sequence[tuple[float, Measure]], y: Scale, style: str, *
         edge = [(at, y(high)) for at, _, high in banded] + [(at, y(low)) for at, low, _ in reversed(banded)]
         parts.append(svg.path(edge, style=f"{style} band", closed=True))
     if len(known) > 1:
-        parts.append(svg.path([(at, y(one.value or 0)) for at, one in known], style=f"{style} line"))
+        parts.append(svg.path([(at, y(one.value or 0)) for at, one in known], style=f"{style} line {dash}".rstrip()))
     for at, one in known:
         if one.low is not None and one.high is not None:
             shade = style if one.n >= few else "few"
@@ -167,14 +147,14 @@ def _style(style: str, measure: Measure) -> str:
     return style if measure.n >= FEW else "few"
 
 
-def _y_axis(y: Scale, values: Sequence[float]) -> list[str]:
-    parts = [
-        svg.line(LEFT, y(value), WIDTH - RIGHT, y(value), style="axis" if not value else "grid") for value in values
-    ]
+def y_axis(y: Scale, values: Sequence[float], *, right: float = WIDTH - RIGHT) -> list[str]:
+    """Grid lines with their values; the one at zero is the axis."""
+    parts = [svg.line(LEFT, y(value), right, y(value), style="axis" if not value else "grid") for value in values]
     return parts + [svg.text(svg.shown(value), LEFT - 6, y(value) + 4, style="tick", anchor="end") for value in values]
 
 
-def _legend(entries: Sequence[tuple[str, str]], *, marks: Sequence[str] = (), left: float = LEFT) -> list[str]:
+def legend(entries: Sequence[tuple[str, str]], *, marks: Sequence[str] = (), left: float = LEFT) -> list[str]:
+    """One line of marks (squares, or circles where ``marks`` says so) and names above a drawing."""
     parts, at = [], left + 5
     for i, (style, name) in enumerate(entries):
         round_mark = bool(marks) and marks[i] == "circle"
@@ -184,14 +164,6 @@ def _legend(entries: Sequence[tuple[str, str]], *, marks: Sequence[str] = (), le
     return parts
 
 
-def _few_labels(num: int, *, first: int = 1) -> list[int]:
+def few_labels(num: int, *, first: int = 1) -> list[int]:
     """At most eight places for labels."""
     return list(range(first, first + num, -(-num // 8)))
-
-
-def _spread(values: Sequence[int]) -> Sequence[int]:
-    return values[:: -(-len(values) // 8)]
-
-
-def _short(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.report.settings import label_keys, named, settings_of
+from experiments.report.older import completed
+from experiments.report.settings import labels, settings_of
+from experiments.report.theme import PLAIN, styles_of
 from experiments.run_folder import CONFIG, ENVIRONMENT, STEPS, SUMMARY, Status, failure_of, read_json, status_of
 from specdec.step_row import SCHEMA_VERSION
 
 PHASES = ("draft", "verify", "other")
-PLAIN = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +35,16 @@ class FinishedRun:
 
     number    its name in the report, from 1
     label     what stands beside its marks: number, drafter, draft length, and one or two settings more that differ
+    style     class of its marks: the colour of its drafter
     config    the resolved configuration
     settings  keys of the configuration, of the mode that ran and of the environment, flat, as text
     accepted  number of steps that accepted 0, 1, 2, ... drafts
+    remarks   what a reader of its figures must know
     """
 
     number: int
     label: str
+    style: str
     path: Path
     config: Mapping[str, Any]
     settings: Mapping[str, str]
@@ -61,6 +65,13 @@ class FinishedRun:
     violated_identities: tuple[str, ...]
     num_requests: int
     num_steps: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def draft_cost(self) -> float | None:
+        """Draft time over verify time of a round; None where it was not timed."""
+        draft, verify, _ = self.ms_per_round
+        return None if draft is None or not verify else draft / verify
 
     @property
     def drafter(self) -> str:
@@ -94,17 +105,21 @@ def collect(folders: Sequence[Path]) -> Found:
     paths = sorted({path.resolve() for folder in folders for path in run_folders(folder)})
     read = [read_run(path) for path in paths]
     finished = sorted((run for run in read if isinstance(run, FinishedRun)), key=_order)
-    others = label_keys([run.settings for run in finished])
+    others = labels([run.settings for run in finished])
+    styles = styles_of([run.drafter for run in finished])
     return Found(
-        finished=tuple(_named(run, number, others) for number, run in enumerate(finished, start=1)),
+        finished=tuple(
+            replace(_named(run, number, told), style=styles[run.drafter])
+            for number, (run, told) in enumerate(zip(finished, others, strict=True), start=1)
+        ),
         unfinished=tuple(run for run in read if isinstance(run, UnfinishedRun)),
     )
 
 
 def _named(run: FinishedRun, number: int, others: Sequence[str]) -> FinishedRun:
-    """The run with its number and its label, in which ``others`` are named with their values."""
+    """The run with its number and its label, which ends with ``others``."""
     length = [] if run.num_draft_tokens is None else [f"{run.num_draft_tokens} drafted"]
-    label = ", ".join([f"#{number} {run.drafter}", *length, *named(run.settings, others)])
+    label = ", ".join([f"#{number} {run.drafter}", *length, *others])
     return replace(run, number=number, label=label)
 
 
@@ -132,10 +147,14 @@ def _read_done(path: Path) -> FinishedRun | UnfinishedRun:
     try:
         summary, environment = read_json(path / SUMMARY), read_json(path / ENVIRONMENT)
         config = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
-        if summary["schema_version"] != SCHEMA_VERSION:
-            told = f"schema version {summary['schema_version']!r} of summary.json; this report reads {SCHEMA_VERSION}"
+        version = summary.get("schema_version", 0)
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            told = f"schema version {version!r} of summary.json; this report reads {SCHEMA_VERSION} and older"
             return UnfinishedRun(path=path, state="other version", reason=told)
-        return _finished(path, config, environment, summary)
+        if version == SCHEMA_VERSION:
+            return _finished(path, config, environment, summary)
+        whole, remark = completed(summary, version)
+        return replace(_finished(path, config, environment, whole), remarks=(remark,))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         return UnfinishedRun(path=path, state="damaged", reason=str(error) or type(error).__name__)
     except (KeyError, TypeError, AttributeError) as error:
@@ -146,6 +165,7 @@ def _finished(path: Path, config: dict, environment: Mapping[str, Any], summary:
     return FinishedRun(
         number=0,
         label="",
+        style="",
         path=path,
         config=config,
         settings=settings_of(config, summary["mode"], environment),

@@ -1,21 +1,37 @@
-"""Steps and outputs of one run: figures by category, and the tokens of its texts with how each came about."""
+"""Rows of runs as the report needs them: figures summed inside DuckDB, and the steps of a few outputs; draws nothing.
 
-from collections.abc import Mapping, Sequence
+A run may have very many rows. Only sums by request, and by proposed and accepted length, leave the database.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.report.collect import FinishedRun, Measure
-from experiments.run_folder import OUTPUTS, STEPS, read_jsonl
+import numpy as np
+
+from experiments.report.collect import Measure
+from experiments.run_folder import OUTPUTS
+from experiments.step_files import step_sources
 from specdec.bootstrap import Bootstrap
 from specdec.errors import SpecDecError
-from specdec.metrics import StepRow, Steps, tokens_per_step
-from specdec.round_times import RoundTimes
+from specdec.metrics import StepRow, Terms
 
-TOY = "experiments.toy.load"
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+if TYPE_CHECKING:
+    import duckdb
+
 MAX_OUTPUTS = 6
-MAX_TOKENS = 400
+LIMITS = {"threads": 2, "memory_limit": "400MB", "preserve_insertion_order": False}
+STEP_FIELDS = frozenset(spec.name for spec in fields(StepRow))
+US_PER_S = 1e6
+# A round's time counts once: each of its live requests bears an equal part.
+BY_REQUEST = """
+    SELECT filename, coalesce(nullif(category, ''), '(none)') AS category, count(*) AS num_steps,
+           sum(emitted) AS emitted, sum((draft_us + verify_us + other_us) / greatest(num_live, 1)) AS us
+    FROM steps GROUP BY filename, category, request_id, turn ORDER BY filename, category, request_id, turn"""
+BY_LENGTH = "SELECT filename, proposed, accepted, count(*) FROM steps GROUP BY ALL"
+ROUNDS = "SELECT filename, count(DISTINCT round) FROM steps GROUP BY ALL"
 
 
 class RowsError(SpecDecError, ValueError):
@@ -35,107 +51,145 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """What the report takes from the rows of one run; the other rows are let go, since a run may have very many.
+    """What the report takes from the rows of one run.
 
-    by_category  ``tokens_per_step`` of every category, in order of its name
-    outputs      the first MAX_OUTPUTS, each with its steps in order
+    by_category       ``tokens_per_step`` of every category, in order of its name
+    tokens_per_second of every category: emitted tokens over the time of their rounds; only categories that took time
+    accepted          number of steps that accepted 0, 1, 2, ... drafts, by the number that they proposed
     """
 
-    num_rounds: int
+    num_rounds: int = 0
     by_category: Mapping[str, Measure]
-    outputs: tuple[tuple[Output, tuple[StepRow, ...]], ...]
+    tokens_per_second: Mapping[str, float]
+    accepted: Mapping[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Token:
-    """One token of an output.
-
-    text  empty where no text belongs to it: special tokens, parts of a character, no tokenizer
-    step  None for the first token, which came from the prompt
-    index  place among the tokens that its step emitted, from 0
-    """
-
-    id: int
-    text: str
-    step: StepRow | None
-    index: int
-
-    @property
-    def kind(self) -> str:
-        """first, accepted, bonus, corrected, or plain: a step without a draft."""
-        if self.step is None:
-            return "first"
-        if not self.step.verified:
-            return "plain"
-        if self.index < self.step.accepted:
-            return "accepted"
-        return "bonus" if self.step.bonus else "corrected"
+Texts = tuple[tuple[Output, tuple[StepRow, ...]], ...]
 
 
 def read_rows(path: Path) -> Rows:
-    """Rows of a run folder; raises RowsError when they cannot be read."""
+    """Sums of the rows of one run folder; raises RowsError when they cannot be read."""
+    return _read([path])[path]
+
+
+def read_all(paths: Sequence[Path]) -> tuple[dict[Path, Rows], dict[Path, str]]:
+    """Sums of the rows of many run folders, and why those of the others cannot be read."""
     try:
-        steps = tuple(_step(record) for record in read_jsonl(path / STEPS))
-        outputs = tuple(_output(record) for record in read_jsonl(path / OUTPUTS)[:MAX_OUTPUTS])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RowsError(f"its rows cannot be read ({error})") from None
-    return Rows(
-        num_rounds=RoundTimes.of(steps).num_rounds,
-        by_category=_by_category(steps),
-        outputs=tuple((output, _steps_of(output, steps)) for output in outputs),
-    )
+        return _read(paths), {}
+    except RowsError:
+        pass  # one damaged file spoils a query over all: ask for each alone
+    read: dict[Path, Rows] = {}
+    refused = {}
+    for path in paths:
+        try:
+            read[path] = read_rows(path)
+        except RowsError as error:
+            refused[path] = str(error)
+    return read, refused
 
 
-def tokens_of(output: Output, steps: Sequence[StepRow], tokenizer: Any) -> tuple[Token, ...]:
-    """The tokens of ``output`` up to MAX_TOKENS; ``tokenizer`` has ``decode(ids)``, or is None."""
-    ids = output.output_ids[:MAX_TOKENS]
-    origins: list[tuple[StepRow | None, int]] = [(None, 0)]
-    origins += [(step, index) for step in steps for index in range(step.emitted)]
-    # A torn file may lack the last steps of an output.
+def read_texts(path: Path) -> Texts:
+    """The first MAX_OUTPUTS outputs of a run folder, each with its steps in order; raises RowsError."""
+    import duckdb  # here, since it is slow to import
+
+    try:
+        outputs = tuple(_output(record) for record in _first_lines(path / OUTPUTS))
+        with _opened([path]) as connection:
+            steps = _steps(connection, outputs)
+    except (OSError, ValueError, KeyError, TypeError, duckdb.Error) as error:
+        raise RowsError(f"its rows cannot be read ({_one_line(error)})") from None
     return tuple(
-        Token(id=id_, text=text, step=step, index=index)
-        for id_, text, (step, index) in zip(ids, pieces(ids, tokenizer), origins, strict=False)
+        (output, tuple(row for row in steps if (row.request_id, row.turn) == (output.request_id, output.turn)))
+        for output in outputs
     )
 
 
-def pieces(ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text that each token adds; a character of several tokens belongs to its last one."""
-    if tokenizer is None:
-        return [""] * len(ids)
-    out, start, shown = [], 0, 0
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(list(ids[start:end]))
-        if text.endswith(UNKNOWN):
-            out.append("")
-            continue
-        out.append(text[shown:].lstrip(UNKNOWN))
-        start, shown = _window(ids, end, tokenizer)
-    return out
-
-
-def _window(ids: Sequence[int], end: int, tokenizer: Any) -> tuple[int, int]:
-    """From where the next token is decoded: a token earlier, since a space may depend on what stands before it."""
-    start = max(0, end - 1)
-    return start, len(tokenizer.decode(list(ids[start:end])))
-
-
-def tokenizer_of(run: FinishedRun) -> Any:
-    """What turns the ids of a run into text, or None; a checkpoint that has moved since leaves the ids."""
-    if run.settings["target"] == TOY:
-        from experiments.toy import Bytes  # here, since it imports torch
-
-        return Bytes()
-    from experiments.checkpoints import folder_of
-    from experiments.tokenizer import TextTokenizer
+def _read(paths: Sequence[Path]) -> dict[Path, Rows]:
+    import duckdb  # here, since it is slow to import
 
     try:
-        folder = folder_of(str(run.config["target"]["checkpoint"]))
-        return None if folder is None else TextTokenizer.load(folder)
-    except SpecDecError:
-        return None
+        with _opened(paths) as connection:
+            by_request = connection.execute(BY_REQUEST).fetchnumpy()
+            lengths, rounds = (connection.execute(sql).fetchall() for sql in (BY_LENGTH, ROUNDS))
+    except (OSError, duckdb.Error) as error:
+        raise RowsError(f"its rows cannot be read ({_one_line(error)})") from None
+    num_rounds = {Path(name).parent: num for name, num in rounds}
+    histograms = _histograms(lengths)
+    categories = _categories(by_request)
+    return {
+        path: Rows(
+            num_rounds=num_rounds.get(path, 0),
+            by_category={name: measure for name, (measure, _) in categories.get(path, {}).items()},
+            tokens_per_second={name: rate for name, (_, rate) in categories.get(path, {}).items() if rate},
+            accepted=histograms.get(path, {}),
+        )
+        for path in paths
+    }
 
 
-STEP_FIELDS = frozenset(spec.name for spec in fields(StepRow))
+def _opened(paths: Sequence[Path]) -> "duckdb.DuckDBPyConnection":
+    """A database in which ``steps`` are the rows of these folders."""
+    import duckdb
+
+    connection = duckdb.connect(config=LIMITS)
+    connection.execute(f"CREATE VIEW steps AS {' UNION ALL BY NAME '.join(step_sources(paths))}")
+    return connection
+
+
+def _histograms(counted: Iterable[tuple[str, int, int, int]]) -> dict[Path, dict[int, tuple[int, ...]]]:
+    found: dict[Path, dict[int, dict[int, int]]] = {}
+    for name, proposed, accepted, num in counted:
+        found.setdefault(Path(name).parent, {}).setdefault(proposed, {})[accepted] = num
+    return {
+        path: {
+            proposed: tuple(counts.get(i, 0) for i in range(max(proposed, *counts) + 1))
+            for proposed, counts in sorted(of_run.items())
+        }
+        for path, of_run in found.items()
+    }
+
+
+def _categories(columns: Mapping[str, np.ndarray]) -> dict[Path, dict[str, tuple[Measure, float]]]:
+    """Tokens per step with its interval, and tokens per second, by run and category; requests lie side by side."""
+    names, categories = (np.asarray(columns[name]).astype(str) for name in ("filename", "category"))
+    found: dict[Path, dict[str, tuple[Measure, float]]] = {}
+    if not len(names):
+        return found
+    changes = np.flatnonzero((names[1:] != names[:-1]) | (categories[1:] != categories[:-1])) + 1
+    resamples: dict[int, Bootstrap] = {}
+    for part in np.split(np.arange(len(names)), changes):
+        size = len(part)
+        if size not in resamples:
+            resamples[size] = Bootstrap(size)
+        emitted, num_steps, us = (columns[sum_][part].astype(np.float64) for sum_ in ("emitted", "num_steps", "us"))
+        estimate = resamples[size].estimate(Terms(emitted, num_steps, np.arange(size)))
+        low, high = (estimate.low, estimate.high) if size > 1 else (None, None)
+        measure = Measure(value=estimate.value, low=low, high=high, n=estimate.n)
+        rate = float(emitted.sum() / us.sum() * US_PER_S) if us.sum() > 0 else 0.0
+        found.setdefault(Path(names[part[0]]).parent, {})[str(categories[part[0]])] = measure, rate
+    return found
+
+
+def _first_lines(path: Path) -> list[dict[str, Any]]:
+    """The first MAX_OUTPUTS whole lines of a JSONL file."""
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if len(records) == MAX_OUTPUTS or not line.endswith("\n"):
+                break
+            records.append(json.loads(line))
+    return records
+
+
+def _steps(connection: "duckdb.DuckDBPyConnection", outputs: Sequence[Output]) -> list[StepRow]:
+    """The steps of ``outputs`` in order."""
+    if not outputs:
+        return []
+    wanted = ", ".join("(?, ?)" for _ in outputs)
+    values = [value for output in outputs for value in (output.request_id, output.turn)]
+    found = connection.execute(f"SELECT * FROM steps WHERE (request_id, turn) IN ({wanted}) ORDER BY step", values)
+    names = [column[0] for column in found.description]
+    return [_step(dict(zip(names, row, strict=True))) for row in found.fetchall()]
 
 
 def _step(record: Mapping[str, Any]) -> StepRow:
@@ -158,22 +212,5 @@ def _output(record: Mapping[str, Any]) -> Output:
     )
 
 
-def _by_category(steps: Sequence[StepRow]) -> dict[str, Measure]:
-    groups: dict[str, list[StepRow]] = {}
-    for row in steps:
-        groups.setdefault(row.category or "(none)", []).append(row)
-    return {name: _tokens_per_step(groups[name]) for name in sorted(groups)}
-
-
-def _steps_of(output: Output, steps: Sequence[StepRow]) -> tuple[StepRow, ...]:
-    own = (row for row in steps if (row.request_id, row.turn) == (output.request_id, output.turn))
-    return tuple(sorted(own, key=lambda row: row.step))
-
-
-def _tokens_per_step(rows: Sequence[StepRow]) -> Measure:
-    steps = Steps.of(rows)
-    found = Bootstrap(steps.num_requests).estimate(tokens_per_step(steps))
-    several = steps.num_requests > 1
-    return Measure(
-        value=found.value, low=found.low if several else None, high=found.high if several else None, n=found.n
-    )
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,5 +1,6 @@
 """Settings of a run as flat keys and text: which of them differ between runs, and how a run is called."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,14 @@ def differing(runs: Sequence[Settings]) -> tuple[str, ...]:
     return tuple(key for key in found if not _said_already(key, found))
 
 
+def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
+    """Settings of the configuration, modes and environment aside, in which two runs are not alike."""
+    keys = dict.fromkeys((*one, *other))
+    return tuple(
+        key for key in keys if one.get(key) != other.get(key) and not key.startswith((*HOUSEKEEPING, "mode.", "env."))
+    )
+
+
 def _said_already(key: str, found: Sequence[str]) -> bool:
     """A mode follows from a setting of the same name, and what a checkpoint is from where it lies."""
     kind, _, name = key.partition(".")
@@ -56,10 +65,21 @@ def _said_already(key: str, found: Sequence[str]) -> bool:
     return key in FROM_CHECKPOINT and "target.checkpoint" in found
 
 
-def label_keys(runs: Sequence[Settings]) -> tuple[str, ...]:
-    """Settings to name beside marks: those that differ, identity aside; none when there are too many to read."""
-    keys = tuple(key for key in differing(runs) if key not in IDENTITY and not key.startswith("env."))
-    return keys if len(keys) <= MAX_NAMED else ()
+def labels(runs: Sequence[Settings]) -> list[list[str]]:
+    """What to name of each run beside its marks: settings that differ, identity aside.
+
+    When they are more than MAX_NAMED, only those that are not what most runs have.
+    """
+    keys = [key for key in differing(runs) if key not in IDENTITY and not key.startswith("env.")]
+    if len(keys) <= MAX_NAMED:
+        return [named(run, keys) for run in runs]
+    common = {key: Counter(run[key] for run in runs if key in run).most_common(1)[0][0] for key in keys}
+    return [named(run, [key for key in keys if run.get(key) != common[key]]) for run in runs]
+
+
+def panel_keys(runs: Sequence[Settings]) -> tuple[str, ...]:
+    """Settings other than those of the drafter that differ between runs, so that each of their values is a panel."""
+    return tuple(key for key in differing(runs) if key.partition(".")[0] not in ("drafter", "env"))
 
 
 def named(settings: Settings, keys: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""SVG as text: elements, scales and ticks; knows nothing of runs. Colours are classes of the page's style sheet."""
+"""SVG as text: elements, scales and ticks; knows nothing of runs. Styles are classes, see ``theme``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +27,12 @@ def node(name: str, attributes: Attributes, *children: str) -> str:
     return f"<{name}{_written(attributes)}>{''.join(children)}</{name}>"
 
 
-def text(content: object, x: float, y: float, *, style: str = "", anchor: str = "middle") -> str:
-    """A line of text, escaped."""
-    return node("text", {"x": x, "y": y, "class": style, "text-anchor": anchor}, escape(str(content)))
+def text(content: object, x: float, y: float, *, style: str = "", anchor: str = "middle", turned: float = 0) -> str:
+    """A line of text, escaped; ``turned`` by degrees around its anchor."""
+    place: dict[str, str | float] = {"x": x, "y": y, "class": style, "text-anchor": anchor}
+    if turned:
+        place["transform"] = f"rotate({turned:g} {x:.2f} {y:.2f})"
+    return node("text", place, escape(str(content)))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, *, style: str) -> str:
@@ -49,6 +52,12 @@ def square(x: float, y: float, radius: float, *, style: str, tip: str = "") -> s
     return rect(x - radius, y - radius, 2 * radius, 2 * radius, style=style, tip=tip)
 
 
+def diamond(x: float, y: float, radius: float, *, style: str, tip: str = "") -> str:
+    corners = ((x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y))
+    d = " L".join(f"{right:.1f} {down:.1f}" for right, down in corners)
+    return node("path", {"d": f"M{d} Z", "class": style}, title(tip))
+
+
 def path(points: Sequence[tuple[float, float]], *, style: str, closed: bool = False) -> str:
     """Straight lines through ``points``."""
     steps = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -62,8 +71,18 @@ def title(tip: str) -> str:
 
 def drawing(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     """A whole drawing that scales with its column; ``label`` says what it shows to those who do not see it."""
-    frame = {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": label}
+    frame = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "role": "img", "aria-label": label}
     return node("svg", frame, *parts)
+
+
+def short(name: str, most: int) -> str:
+    """``name`` in at most so many characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def text_width(content: str) -> float:
+    """About how wide a line of text is, in pixels at the size of ticks."""
+    return 6.7 * len(content)
 
 
 def ticks(high: float, *, low: float = 0.0, most: int = 5) -> list[float]:

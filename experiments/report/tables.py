@@ -14,15 +14,19 @@ from experiments.table import NOTHING, lossless_text
 from specdec.metrics import DEFINITIONS
 
 PIPE_WIDTH = 240
+NUMERIC = ("n ", "tokens per step")
+HASH_DIGITS = 8
 DEFINED = ("tokens_per_step", "loop_token_share", "speedup", "speedup_decode")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell: what it shows, and what it is sorted by."""
+    """A cell: what it shows, what it is sorted by, the colour of a dot before it, and whether it is bold."""
 
     text: str
     sort: float | str
+    style: str = ""
+    strong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ def run_grid(runs: Sequence[FinishedRun]) -> Grid:
     )
     rows = []
     for run in runs:
-        cells = [Cell(f"#{run.number}", run.number)]
-        cells += [_setting(run.settings.get(key, NOTHING)) for key in keys]
+        cells = [Cell(f"#{run.number}", run.number, run.style)]
+        cells += [_setting(key, run.settings.get(key, NOTHING)) for key in keys]
         cells += [
             measured(run.tokens_per_step),
             measured(run.tokens_per_step_without_loops),
@@ -69,6 +73,12 @@ def run_grid(runs: Sequence[FinishedRun]) -> Grid:
     )
 
 
+def text_grid(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Grid:
+    """A table of texts; columns of counts and of tokens per step are set to the right."""
+    cells = tuple(tuple(Cell(text, text) for text in row) for row in rows)
+    return Grid(headings=headings, numeric=tuple(name.startswith(NUMERIC) for name in headings), rows=cells)
+
+
 def measured(measure: Measure, *, digits: int = 3) -> Cell:
     """``value [low, high]``, sorted by the value; what was not observed comes last."""
     return Cell(interval(measure, digits=digits), float("-inf") if measure.value is None else measure.value)
@@ -84,7 +94,9 @@ def interval(measure: Measure, *, digits: int = 3) -> str:
     return f"{text} [{measure.low:.{digits}f}, {measure.high:.{digits}f}]"
 
 
-def _setting(text: str) -> Cell:
+def _setting(key: str, text: str) -> Cell:
+    if key.endswith("_hash"):
+        return Cell(text[:HASH_DIGITS], text)
     try:
         return Cell(text, float(text))
     except ValueError:

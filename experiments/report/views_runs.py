@@ -1,21 +1,22 @@
-"""Views over all runs: the run table, exactness, runs without figures, and speed-up against draft length."""
+"""Views over all runs as tables: what they measured, whether they are exact, and which have no figures."""
 
 from collections.abc import Sequence
 
-from experiments.report import charts
-from experiments.report.collect import FinishedRun, Measure, UnfinishedRun
-from experiments.report.html import definitions, details, figure, figures, section, table
-from experiments.report.settings import differing, label_keys, named
-from experiments.report.tables import Cell, Grid, interval, run_grid, shown_path
+from experiments.report.collect import FinishedRun, UnfinishedRun
+from experiments.report.html import definitions, details, section, table
+from experiments.report.tables import Cell, Grid, run_grid, shown_path, text_grid
 from experiments.table import lossless_text, mode_text
 
-MAX_LINES = 10
-MAX_NUMBERS = 4
+VERDICTS = {
+    True: ("good", "the text is that of plain decoding"),
+    False: ("bad", "the text may differ"),
+    None: ("few", "not compared"),
+}
 
 
 def runs_view(runs: Sequence[FinishedRun]) -> str:
     """Every finished run in one sortable table."""
-    paths = _grid(("run", "folder"), [(f"#{run.number}", shown_path(run.path)) for run in runs])
+    paths = text_grid(("run", "folder"), [(run.label, shown_path(run.path)) for run in runs])
     return section(
         "runs",
         "Runs",
@@ -29,35 +30,50 @@ def runs_view(runs: Sequence[FinishedRun]) -> str:
             ("lossless", "whether the output is that of plain decoding; how it was judged stands under Losslessness"),
         ),
         details("Folders of the runs", table(paths)),
+        _remarks(runs),
     )
 
 
 def losslessness_view(runs: Sequence[FinishedRun]) -> str:
     """Whether each run is exact, by what judgement, and in which mode it ran."""
-    rows = [
+    rows = tuple(
         (
-            run.label,
-            lossless_text(run.lossless),
-            run.lossless_how,
-            str(run.num_requests),
-            "yes" if run.repeats_agree else "no",
-            "; ".join(run.violated_identities) or "hold",
-            mode_text(run.mode),
+            Cell(run.label, run.number, run.style),
+            Cell(lossless_text(run.lossless), lossless_text(run.lossless), VERDICTS[run.lossless][0]),
+            *map(_text, (run.lossless_how,)),
+            Cell(str(run.num_requests), run.num_requests),
+            _text("yes" if run.repeats_agree else "no"),
+            _text("; ".join(run.violated_identities) or "hold"),
+            _text(mode_text(run.mode)),
         )
         for run in runs
-    ]
+    )
     headings = ("run", "lossless", "how it was judged", "n requests", "repeats agree", "identities", "mode that ran")
+    grid = Grid(headings=headings, numeric=tuple(name.startswith("n ") for name in headings), rows=rows)
     return section(
         "lossless",
         "Losslessness",
-        "Speculation must not change the text. This is what each run claims, and the evidence for it.",
-        table(_grid(headings, rows), style="wrapped"),
+        f"Speculation must not change the text. This is what each run claims, and the evidence for it. {_counted(runs)}",
+        table(grid, style="wrapped", sortable=True),
         definitions(
             (),
+            (
+                "lossless",
+                "yes: identical to plain decoding token for token, or a rule proven exact; no: a lossy rule",
+            ),
             ("repeats agree", "whether every timing repeat produced the same tokens"),
             ("identities", "sums that must hold in the rows, such as tokens = 1 + emitted, per request"),
         ),
     )
+
+
+def _counted(runs: Sequence[FinishedRun]) -> str:
+    counts = [(words, sum(run.lossless is verdict for run in runs)) for verdict, (_, words) in VERDICTS.items()]
+    return f"Of {len(runs)} runs: {'; '.join(f'{num} {words}' for words, num in counts if num)}."
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, text)
 
 
 def unfinished_view(runs: Sequence[UnfinishedRun]) -> str:
@@ -67,54 +83,10 @@ def unfinished_view(runs: Sequence[UnfinishedRun]) -> str:
         "unfinished",
         "Runs without figures",
         f"{len(runs)} more run folders were found; they are in no table and no figure.",
-        table(_grid(("folder", "state", "reason"), rows), style="wrapped"),
+        table(text_grid(("folder", "state", "reason"), rows), style="wrapped"),
     )
 
 
-def speedup_view(runs: Sequence[FinishedRun]) -> str:
-    """Speed-up against draft length; nothing unless at least two runs have both."""
-    lines = _lines(runs)
-    points = [(name, at, one) for name, line in lines.items() for at, one in line]
-    if len(points) < 2:
-        return ""
-    rows = [(name, str(at), interval(one, digits=2), str(one.n)) for name, at, one in points]
-    numbers = table(_grid(("drafter", "drafted", "speedup", "n repeats"), rows))
-    drawn = dict(list(lines.items())[:MAX_LINES])
-    drawing = charts.speedups(drawn)
-    note = f"n = {len(points)} runs. Bars: the range over timing repeats, where there are several."
-    if len(drawn) < len(lines):
-        note += f" The first {len(drawn)} of {len(lines)} lines; the numbers have all."
-    return section(
-        "speedup",
-        "Speed-up against draft length",
-        "Above the heavy line at 1.0 speculation pays; below it plain decoding is faster.",
-        figures([figure("Speed-up over plain decoding", drawing, note, details("Numbers", numbers))]),
-        definitions(("speedup",)),
-        single=True,
-    )
-
-
-def _lines(runs: Sequence[FinishedRun]) -> dict[str, list[tuple[int, Measure]]]:
-    """Points by drafter and whatever else differs but for the draft length; a line names its runs."""
-    everything = [run.settings for run in runs]
-    keys = [key for key in differing(everything) if key != "drafter.num_draft_tokens"]
-    groups: dict[tuple[str | None, ...], list[FinishedRun]] = {}
-    for run in runs:
-        if run.num_draft_tokens is not None and run.speedup.value is not None:
-            groups.setdefault((run.drafter, *(run.settings.get(key) for key in keys)), []).append(run)
-    return {
-        ", ".join([group[0].drafter, *named(group[0].settings, label_keys(everything)), _numbers(group)]): sorted(
-            [(run.num_draft_tokens or 0, run.speedup) for run in group], key=lambda point: point[0]
-        )
-        for group in groups.values()
-    }
-
-
-def _numbers(runs: Sequence[FinishedRun]) -> str:
-    numbers = " ".join(f"#{run.number}" for run in runs[:MAX_NUMBERS])
-    return numbers + (" and more" if len(runs) > MAX_NUMBERS else "")
-
-
-def _grid(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Grid:
-    cells = tuple(tuple(Cell(text, text) for text in row) for row in rows)
-    return Grid(headings=headings, numeric=tuple(name.startswith("n ") for name in headings), rows=cells)
+def _remarks(runs: Sequence[FinishedRun]) -> str:
+    rows = [(run.label, remark) for run in runs for remark in run.remarks]
+    return details("Remarks", table(text_grid(("run", "remark"), rows), style="wrapped"), is_open=True) if rows else ""

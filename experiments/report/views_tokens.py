@@ -7,7 +7,8 @@ from unicodedata import category
 
 from experiments.report.collect import FinishedRun
 from experiments.report.html import details, section
-from experiments.report.rows import MAX_OUTPUTS, MAX_TOKENS, Output, Rows, Token, pieces, tokenizer_of, tokens_of
+from experiments.report.rows import MAX_OUTPUTS, Output, Texts
+from experiments.report.texts import MAX_TOKENS, Token, pieces, tokenizer_of, tokens_of
 
 MAX_RUNS = 8
 DEEPEST_SHADE = 6
@@ -22,28 +23,28 @@ LEGEND = (
 )
 
 
-def token_view(runs: Sequence[FinishedRun], rows: Mapping[int, Rows]) -> str:
+def token_view(runs: Sequence[FinishedRun], texts: Mapping[int, Texts]) -> str:
     """Some outputs of the runs that drafted; nothing without any."""
-    chosen = [run for run in runs if run.survival and run.number in rows][:MAX_RUNS]
+    chosen = [run for run in runs if run.survival and run.number in texts][:MAX_RUNS]
     if not chosen:
         return ""
     legend = "".join(f'<span class="t {kind}">{escape(words)}</span>' for kind, words in LEGEND)
     folded = [
-        details(run.label, _outputs(rows[run.number], tokenizer_of(run)), is_open=run is chosen[0]) for run in chosen
+        details(run.label, _outputs(texts[run.number], tokenizer_of(run)), is_open=run is chosen[0]) for run in chosen
     ]
     return section(
         "tokens",
         "Tokens",
-        "Rest the pointer on a token, or press Tab and then the arrow keys, to see its step. The first "
-        f"{MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without a text "
-        "of its own is shown as its id.",
+        "Rest the pointer on a token, or press Tab and then the arrow keys, to see its step; Escape hides it. The "
+        f"first {MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without a "
+        "text of its own is shown as its id.",
         f'<p class="legend">{legend}</p>',
         *folded,
     )
 
 
-def _outputs(rows: Rows, tokenizer: Any) -> str:
-    return "".join(_output(output, tokens_of(output, steps, tokenizer), tokenizer) for output, steps in rows.outputs)
+def _outputs(texts: Texts, tokenizer: Any) -> str:
+    return "".join(_output(output, tokens_of(output, steps, tokenizer), tokenizer) for output, steps in texts)
 
 
 def _output(output: Output, tokens: Sequence[Token], tokenizer: Any) -> str:
@@ -55,7 +56,7 @@ def _output(output: Output, tokens: Sequence[Token], tokenizer: Any) -> str:
     marked = "".join(_token(token, place, tokenizer) for place, token in enumerate(tokens))
     return (
         f'<div class="output"><h3>{escape(heading)}</h3><pre class="tokens">{marked}</pre>'
-        '<p class="told" aria-live="polite">Details of a token appear here.</p></div>'
+        '<p class="told" role="status" hidden></p></div>'
     )
 
 
@@ -77,21 +78,28 @@ def _has_shape(text: str) -> bool:
 
 
 def _told(token: Token, place: int, tokenizer: Any) -> str:
-    head = f"token {place} of the output, id {token.id}"
+    """Lines: which token, how it came about, its step, and the laws where the run recorded them."""
+    name = f"{token.text!r}, " if token.text else ""
+    head = f"{name}id {token.id}, token {place} of the output"
     step = token.step
     if step is None:
-        return f"{head}: the first token, chosen from the prompt"
+        return f"{head}\nthe first token, chosen from the prompt"
+    known = f"{step.seq_len} tokens known before it"
     if not step.verified:
-        return f"{head}: step {step.step} had no draft"
-    drafted = ", ".join(
+        return f"{head}\nstep {step.step} had no draft, {known}"
+    drafted = " ".join(
         _quoted(id_, text) for id_, text in zip(step.draft_ids, pieces(step.draft_ids, tokenizer), strict=True)
     )
-    loop = "; the step emitted a token of a loop" if step.in_loop else ""
+    loop = "; it emitted a token of a loop" if step.in_loop else ""
     cut = "" if step.cut == "none" else f"; cut by {step.cut}"
-    return (
-        f"{head}: {_origin(token, step.verified)}. Step {step.step}, {step.seq_len} tokens known before it, drafted "
-        f"{drafted}; accepted {step.accepted} of {step.verified}, emitted {step.emitted}{cut}{loop}{_laws(token)}"
+    lines = (
+        head,
+        _origin(token, step.verified),
+        f"step {step.step}, {known}: drafted {drafted}",
+        f"accepted {step.accepted} of {step.verified}, emitted {step.emitted}{cut}{loop}",
+        _laws(token),
     )
+    return "\n".join(line for line in lines if line)
 
 
 def _origin(token: Token, verified: int) -> str:
@@ -101,12 +109,18 @@ def _origin(token: Token, verified: int) -> str:
 
 
 def _laws(token: Token) -> str:
-    """Probabilities of an accepted draft, where the run recorded them."""
-    if token.kind != "accepted" or token.step is None:
+    """Probabilities of an accepted draft and the overlap of the laws at a verified place, as far as they are recorded.
+
+    Of a tree they lie by node, and a row does not say which nodes were accepted.
+    """
+    step = token.step
+    if step is None or step.parents is not None or token.kind not in ("accepted", "corrected"):
         return ""
-    both = (("draft", token.step.draft_probs), ("target", token.step.target_probs))
-    said = [f"{name} {law[token.index]:.3f}" for name, law in both if law is not None and token.index < len(law)]
-    return f"; probability: {', '.join(said)}" if said else ""
+    recorded = [("overlap of the two laws", step.overlap)]
+    if token.kind == "accepted":
+        recorded = [("draft probability", step.draft_probs), ("target probability", step.target_probs), *recorded]
+    said = [f"{name} {law[token.index]:.3f}" for name, law in recorded if law is not None and token.index < len(law)]
+    return ", ".join(said)
 
 
 def _quoted(id_: int, text: str) -> str:
