@@ -161,7 +161,7 @@ def run_ops(setting: OpSetting, kernels: Kernels) -> torch.Tensor:
     """One pass through the layers of the setting, the head and the entry of a NextN layer; logits [T, V]."""
     config, storage = setting.config, setting.storage
     layout = target_layout(config, cache_dtype=storage.cache_dtype, indexer_dtype=storage.indexer_dtype)
-    context = _context(setting, layout.slice_layers(0, config.num_hidden_layers), kernels)
+    context = op_context(setting, layout.slice_layers(0, config.num_hidden_layers), kernels)
     layers = [
         setting.layer_weights(kind, is_hash=layer < config.num_hash_layers)
         for layer, kind in enumerate(context.pool.kinds)
@@ -188,7 +188,8 @@ def run_ops(setting: OpSetting, kernels: Kernels) -> torch.Tensor:
     return logits_TV
 
 
-def _context(setting: OpSetting, layout: CacheLayout, kernels: Kernels) -> FusedContext:
+def op_context(setting: OpSetting, layout: CacheLayout, kernels: Kernels) -> FusedContext:
+    """The context of ``setting.packed`` over caches of ``layout`` with room for all its requests."""
     config = setting.config
     groups = {spec.group_id: spec for spec in layout.group_specs()}
     pages = {group_id: 1 + setting.num_reqs * spec.pages_for(setting.context) for group_id, spec in groups.items()}
