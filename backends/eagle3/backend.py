@@ -6,11 +6,12 @@ are rewritten by the next catch-up before any query sees them. Nothing is read b
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from backends.eagle3.cache import DraftCache
-from backends.eagle3.model import Attend, Eagle3Model, masked_attention
+from backends.eagle3.model import Eagle3Model, masked_attention
 from backends.eagle3.tree import TreeNodes, seen_slots
 from specdec.api import CacheGroupSpec, DraftInput, RoundLayout
 from specdec.errors import CapacityError, ConfigError, MetadataError
@@ -65,9 +66,9 @@ class Eagle3Backend:
         fused_TD = self.model.fuse(inputs.hidden_TD)
         own_TD = torch.empty_like(fused_TD)
         for members in _calls(layout):
-            index_BQ, real_BQ = _padded(layout, members, device)
-            own_BQD = self._run(layout, members, fused_TD[index_BQ], inputs.next_tokens_T[index_BQ], real_BQ)
-            own_TD[index_BQ[real_BQ]] = own_BQD[real_BQ]
+            call = _call(layout, members, device)
+            own_BQD = self._run(call, fused_TD[call.index_BQ], inputs.next_tokens_T[call.index_BQ])
+            own_TD[call.packed_T] = own_BQD[call.batch_T, call.column_T]
         starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64).to(device)
         newest_B = starts_B1[:-1] + inputs.num_committed_B.clamp(min=1).minimum(starts_B1.diff()) - 1
         self._rows_B = torch.tensor(layout.rows, dtype=torch.int64).to(device)
@@ -90,8 +91,13 @@ class Eagle3Backend:
         """One draft step with the tokens drafted last, int64 [B]; logits float32 [B, V]."""
         rows_B = self._rows_B
         assert rows_B is not None, "advance_draft_forward_metadata comes first"
-        positions_B1 = self._positions_B[:, None]
-        attend = self._attend(rows_B, positions_B1, torch.ones_like(positions_B1, dtype=torch.bool), self._num_slots)
+        positions_B1, num_slots = self._positions_B[:, None], self._num_slots
+        slots_W = torch.arange(num_slots, device=positions_B1.device)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self._cache.write(rows_B, self._positions_B, key[:, 0], value[:, 0])
+            return masked_attention(query, *self._cache.read(rows_B, num_slots), slots_W <= positions_B1[..., None])
+
         own_B1D = self.model(self._own_BD[:, None], tokens_B[:, None], positions_B1, attend)
         self._own_BD = own_B1D[:, 0]
         return self.model.target_logits(self._own_BD)
@@ -124,38 +130,18 @@ class Eagle3Backend:
         nodes.add(own_BMD, sees_BMN)
         return self.model.target_logits(own_BMD)
 
-    def _run(
-        self,
-        layout: RoundLayout,
-        members: Sequence[int],
-        fused_BQD: torch.Tensor,
-        tokens_BQ: torch.Tensor,
-        real_BQ: torch.Tensor,
-    ) -> torch.Tensor:
-        """Own states [B, Q, D] of some requests of the pass; writes their slots."""
-        device = fused_BQD.device
-        rows_B = torch.tensor([layout.rows[b] for b in members], device=device)
-        starts_B = torch.tensor([layout.start_positions[b] for b in members], device=device)
-        positions_BQ = starts_B[:, None] + torch.arange(fused_BQD.shape[1], device=device)
-        num_slots = max(layout.seq_lens[b] for b in members)
-        return self.model(fused_BQD, tokens_BQ, positions_BQ, self._attend(rows_B, positions_BQ, real_BQ, num_slots))
+    def _run(self, call: "_Call", fused_BQD: torch.Tensor, tokens_BQ: torch.Tensor) -> torch.Tensor:
+        """Own states [B, Q, D] of some requests of the pass; writes the slots of their real tokens."""
+        slots_W = torch.arange(call.num_slots, device=fused_BQD.device)
+        rows_T, slots_T = call.rows_B[call.batch_T], call.positions_BQ[call.batch_T, call.column_T]
 
-    def _attend(
-        self, rows_B: torch.Tensor, positions_BQ: torch.Tensor, real_BQ: torch.Tensor, num_slots: int
-    ) -> Attend:
-        """Store the real tokens of a call, then let each see its slot and all before it."""
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            real = call.batch_T, call.column_T
+            self._cache.write(rows_T, slots_T, key[real], value[real])
+            keys, values = self._cache.read(call.rows_B, call.num_slots)
+            return masked_attention(query, keys, values, slots_W <= call.positions_BQ[..., None])
 
-        def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            rows_BQ = rows_B[:, None].expand_as(positions_BQ)
-            if query.shape[1] == 1:
-                self._cache.write(rows_B, positions_BQ[:, 0], key[:, 0], value[:, 0])
-            else:
-                self._cache.write(rows_BQ[real_BQ], positions_BQ[real_BQ], key[real_BQ], value[real_BQ])
-            keys, values = self._cache.read(rows_B, num_slots)
-            slots_W = torch.arange(num_slots, device=positions_BQ.device)
-            return masked_attention(query, keys, values, slots_W <= positions_BQ[..., None])
-
-        return run
+        return self.model(fused_BQD, tokens_BQ, call.positions_BQ, attend)
 
     def _check(self, inputs: DraftInput) -> None:
         if inputs.hidden_TD is None:
@@ -181,12 +167,40 @@ def _calls(layout: RoundLayout) -> list[list[int]]:
     return [*chunks, rows] if rows else chunks
 
 
-def _padded(layout: RoundLayout, members: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed index int64 [B, Q] of each request's tokens, the last one repeated, and bool [B, Q]: which are real."""
-    width = max(layout.query_lens[b] for b in members)
-    index = [
-        [layout.query_starts[b] + min(column, layout.query_lens[b] - 1) for column in range(width)] for b in members
-    ]
-    lens_B = torch.tensor([layout.query_lens[b] for b in members])
-    real_BQ = torch.arange(width) < lens_B[:, None]
-    return torch.tensor(index, dtype=torch.int64).to(device), real_BQ.to(device)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """Requests that are computed together, padded to one width; all of it known on the host.
+
+    index_BQ      packed index of every column; padding repeats a request's last token
+    positions_BQ  their positions; those of padding lie beyond the request
+    rows_B        engine rows
+    packed_T, batch_T, column_T  of the real tokens
+    num_slots     slots that their queries are shown
+    """
+
+    index_BQ: torch.Tensor
+    positions_BQ: torch.Tensor
+    rows_B: torch.Tensor
+    packed_T: torch.Tensor
+    batch_T: torch.Tensor
+    column_T: torch.Tensor
+    num_slots: int
+
+
+def _call(layout: RoundLayout, members: Sequence[int], device: torch.device) -> _Call:
+    lens, firsts = [layout.query_lens[b] for b in members], [layout.query_starts[b] for b in members]
+    starts = [layout.start_positions[b] for b in members]
+    columns = range(max(lens))
+    index = [[first + min(c, length - 1) for c in columns] for first, length in zip(firsts, lens, strict=True)]
+    positions = [[start + c for c in columns] for start in starts]
+    real = [(firsts[b] + c, b, c) for b, length in enumerate(lens) for c in range(length)]
+    real_3T = torch.tensor(real, dtype=torch.int64).T.to(device)
+    return _Call(
+        index_BQ=torch.tensor(index, dtype=torch.int64).to(device),
+        positions_BQ=torch.tensor(positions, dtype=torch.int64).to(device),
+        rows_B=torch.tensor([layout.rows[b] for b in members], dtype=torch.int64).to(device),
+        packed_T=real_3T[0],
+        batch_T=real_3T[1],
+        column_T=real_3T[2],
+        num_slots=max(layout.seq_lens[b] for b in members),
+    )

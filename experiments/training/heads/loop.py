@@ -55,8 +55,8 @@ def train_head(
     heldout = write_texts(loaded, prompts.heldout, config, dtype=dtype)
     num_tokens = sum(len(text.tokens) for text in training)
     say(
-        f"the target wrote {len(training)} texts of {num_tokens:,} tokens, {len(heldout)} held out, in "
-        f"{clock() - began:.1f} s"
+        f"the target wrote {len(training)} texts of {num_tokens:,} tokens, and {len(heldout)} held-out ones, in "
+        f"{clock() - began:.1f} s ({len(prompts.training)} and {len(prompts.heldout)} prompts)"
     )
     vocabulary, notes = draft_vocabulary(config, training, vocab_size=target.lent.head.shape[0])
     trainee = make_trainee(
