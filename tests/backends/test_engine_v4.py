@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from backends.deepseek_v4.passes import target_layout
 from backends.deepseek_v4.pool import CachePool
@@ -10,8 +11,9 @@ from backends.nextn.backend import NextNBackend
 from backends.nextn.config import NextNBackendConfig
 from drafters.nextn import NextnConfig
 from drafters.ngram import NgramConfig
-from specdec.api import DrafterConfig, DraftSetup
+from specdec.api import DrafterConfig, DraftSetup, DraftTree, RoundLayout
 from specdec.engine import Engine, EngineConfig
+from specdec.errors import UnsupportedError
 from specdec.request import Request, RequestOutput
 from specdec.sampling_params import SamplingParams
 from specdec.testing import PlainDrafter, WatchedDrafter, run_checked
@@ -86,3 +88,11 @@ def test_v4_with_drafts_decodes_the_text_of_plain_decoding(world_of, text, plain
     # The drafts do not depend on chunks, batch or preemption either.
     assert acceptance[0] == acceptance[1]
     assert sum(map(sum, acceptance[0])) > 0
+
+
+def test_v4_refuses_trees_by_name(world_of) -> None:
+    with pytest.raises(UnsupportedError, match="DeepseekV4Target verifies chains, and the drafter proposes trees"):
+        make_engine(world_of(), NgramConfig(branches=2), EngineConfig(max_context=MAX_CONTEXT))
+    layout = RoundLayout(rows=(0,), start_positions=(0,), query_lens=(3,), trees=(DraftTree((-1, -1)),))
+    with pytest.raises(UnsupportedError, match="DeepSeek-V4 targets verify chains, not trees: .* cannot hold siblings"):
+        world_of().target.forward(layout, torch.tensor([1, 2, 3]), {})

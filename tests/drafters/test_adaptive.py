@@ -209,6 +209,7 @@ def test_needs_are_those_of_the_wrapped_drafter_on_the_host() -> None:
         ({"window": 0}, "drafter.window"),
         ({"threshold": 1.5}, "drafter.threshold"),
         ({"token_cost": -1}, "drafter.token_cost"),
+        ({"wrapped": NgramConfig(branches=2)}, "lengths of chains, and NgramConfig proposes trees"),
         ({"wrapped": 3}, "wrapped must be the configuration of a drafter, got 3"),
     ],
 )

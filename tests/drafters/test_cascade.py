@@ -10,10 +10,11 @@ from drafters.cascade import CascadeConfig
 from drafters.nextn import NextnConfig
 from drafters.ngram import NgramConfig
 from drafters.oracle import OracleConfig
-from specdec.api import LAST_LAYER, DrafterNeeds, DraftInput, DraftSetup, Proposal
+from specdec.api import LAST_LAYER, DrafterNeeds, DraftInput, DraftSetup, Proposal, SiblingDraws
 from specdec.certify import certify
 from specdec.certify.tables import BIGRAM
 from specdec.errors import ConfigError
+from specdec.sibling_verifier import SiblingVerifier
 from specdec.testing import check_drafter
 from specdec.verifiers import RejectionVerifier
 
@@ -136,6 +137,22 @@ def test_cascade_is_exact() -> None:
     config = CascadeConfig(drafters={"lookup": NgramConfig(min_ngram=2), "model": NextnConfig()})
     certificate = certify(RejectionVerifier(), config, num_tokens=4, pairs=(BIGRAM,))
     assert certificate.exact, str(certificate)
+
+
+def test_cascade_of_trees_and_sampled_chains_is_exact() -> None:
+    lookup = NgramConfig(min_ngram=2, branches=2, num_draft_tokens=3)
+    config = CascadeConfig(drafters={"lookup": lookup, "model": NextnConfig(num_draft_tokens=2)})
+    assert config.needs.trees
+    certificate = certify(SiblingVerifier(), config, num_tokens=3, pairs=(BIGRAM,))
+    assert certificate.exact, str(certificate)
+    assert check_drafter(config).num_accepted > 0
+
+
+def test_trees_beside_laws_say_how_siblings_were_drawn(make_input) -> None:
+    tree, model = GivenConfig(drafts=[[1, 2], []], parents=[-1, -1]), GivenConfig(drafts=[[3], [4]], with_laws=True)
+    proposal = cascade(tree, model).propose(make_input([[1], [1]]))
+    assert proposal.sibling_draws is SiblingDraws.WITHOUT_REPLACEMENT
+    assert proposal.probs_BKV[0].equal(torch.eye(VOCABULARY)[[1, 2]])
 
 
 @pytest.mark.parametrize(

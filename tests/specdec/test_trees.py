@@ -141,9 +141,9 @@ def test_rounds_with_trees_are_eager_and_counted_beside_captured_ones() -> None:
     assert all(step.depth < step.proposed == len(step.parents) for step in trees)
 
 
-@pytest.mark.parametrize("siblings", ["chosen", *(draws.value for draws in SiblingDraws)])
-def test_trees_of_a_draft_model_are_exact(siblings) -> None:
-    config = DraftModelConfig(num_draft_tokens=3, tree_width=2, tree_depth=2, siblings=siblings)
+@pytest.mark.parametrize(("siblings", "depth"), [("chosen", 2), ("without_replacement", 2), ("with_replacement", 1)])
+def test_trees_of_a_draft_model_are_exact(siblings, depth) -> None:
+    config = DraftModelConfig(num_draft_tokens=3, tree_width=2, tree_depth=depth, siblings=siblings)
     found = certify(SiblingVerifier(), config, num_tokens=3, pairs=(BIGRAM,))
     assert found.exact, str(found)
     assert "a table stood in for the draft model" in str(found)
