@@ -48,10 +48,10 @@ def test_phases_add_up_to_the_whole() -> None:
 
 
 def test_engine_shares_target_and_caches_and_fills_the_batch(world: World) -> None:
-    plan = bench_round.Plan(raw=dict(SMALL), batches=(2,), draft_lengths=(0, 2), context=96, new_tokens=12)
+    plan = bench_round.Plan(raw=dict(SMALL), batches=(2,), draft_lengths=(0, 2), context=96, new_tokens=6)
     for num_drafts in (0, 2):
         found = bench_round.measure_engine(world, num_drafts, plan)
-        assert found["rounds"] > 2 and found["round_us"] > 0
+        assert found["rounds"] >= 1 and found["round_us"] > 0
         assert found["recordings"] == [f"2x{width} sampled" for width in sorted({1, num_drafts + 1})]
         assert 1.0 <= found["tokens_per_round"] <= num_drafts + 1
 
