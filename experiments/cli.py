@@ -1,14 +1,18 @@
 """The console command ``specdec``: names of sub-commands and where they live; imports them only when called."""
 
+import ast
 import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 COMMANDS = {
     "run": ("experiments.run", "decode a workload with speculation and without, and compare"),
     "report": ("experiments.report.command", "a table and one offline page over all runs below some folders"),
+    "dash": ("experiments.dash.command", "the report's figures live in a browser while a sweep runs"),
     "query": ("experiments.query", "ask all runs below some folders in SQL"),
     "certify": ("experiments.certify", "is a verifier with a drafter exact? else the smallest counterexample"),
     "compare": ("experiments.compare", "two runs on the same prompts: what differs, with intervals"),
@@ -16,7 +20,17 @@ COMMANDS = {
     "reproduce": ("experiments.reproduce", "run a finished run again: the same rows and outputs?"),
     "fetch": ("experiments.fetch", "download a small real model into the cache: specdec fetch smollm2"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
+    "import_logs": ("experiments.import_logs", "statistics of vLLM or SGLang as a run folder for report and compare"),
+    "bench_cpu": ("experiments.bench_cpu", "how fast decoding on one CPU thread is"),
+    "bench_hf": ("experiments.bench_hf", "decoding SmolLM2 here and in transformers on a CPU"),
+    "bench_decode": ("experiments.bench_decode", "a decode step of a V4-Flash-width model on a GPU"),
+    "bench_verify": ("experiments.bench_verify", "what verification costs by its width on a GPU"),
+    "bench_prefill": ("experiments.bench_prefill", "attention of a prompt chunk on a GPU"),
+    "bench_linear": ("experiments.bench_linear", "how fast products of few rows read their weights on a GPU"),
 }
+# Measurements; their module docstring is their help, since importing them takes seconds.
+BENCHES = tuple(name for name in COMMANDS if name.startswith("bench_"))
+ON_GPU = ("bench_decode", "bench_verify", "bench_prefill", "bench_linear")
 COMPLETION = ("-sc", "--shell-completion")
 # Commands of Hydra, which completes their settings.
 COMPLETED = ("run", "certify", "train")
@@ -35,8 +49,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; nearest: {close[0]}" if close else ""
         print(f"error: there is no command {given[0]!r}{hint} (commands: {', '.join(COMMANDS)})", file=sys.stderr)
         return 2
+    if given[0] in BENCHES:
+        return bench(given[0], given[1:])
     module, _ = COMMANDS[given[0]]
     return import_module(module).main(given[1:])
+
+
+def bench(name: str, arguments: Sequence[str]) -> int:
+    """Run a measurement, or print its help without importing it."""
+    module, _ = COMMANDS[name]
+    if {"-h", "--help"} & set(arguments):
+        found = find_spec(module)
+        assert found is not None and found.origin is not None, "a command lies in a file"
+        told = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
+        print(f"usage: specdec {name} [--save]\n\n{told}")
+        return 0
+    if name in ON_GPU and not _has_gpu():
+        print(f"error: {name} needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
+        return 2
+    return import_module(module).main(list(arguments)) or 0
+
+
+def _has_gpu() -> bool:
+    import torch  # here, since --help must not wait for it
+
+    return torch.cuda.is_available()
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -62,7 +99,7 @@ def complete(arguments: Sequence[str]) -> int:
 
 def usage() -> str:
     """The commands, one a line."""
-    lines = [f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<15}{what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: specdec COMMAND [KEY=VALUE ...]",

@@ -7,8 +7,9 @@ from math import isnan
 from rich.console import Console
 from rich.table import Table
 
+from experiments import beside
 from experiments.command import EXIT_GOOD, Command, Words
-from experiments.finished_run import Key, read_run
+from experiments.finished_run import Key, is_imported, read_run
 from experiments.paired import DETECTABLE, LOOP_SHARE, Difference, PairedMetrics, prompt_changes
 from experiments.pairing import Pair, differing, pair
 from experiments.speed import ratio
@@ -27,6 +28,8 @@ without those in loops; whether the outputs are identical, and where they first 
 
   prompts=5    how many prompts to list
 
+A run that was imported from another engine has no prompts to pair: its figures are shown beside the other's, no more.
+
 Exit code 0, or 2 for folders that are not finished runs of the same prompts.
 """,
 )
@@ -44,6 +47,9 @@ def compare(words: Words) -> int:
     num_prompts = words.settings["prompts"]
     if not num_prompts.isdecimal():
         raise ConfigError(f"prompts must be an integer of at least 0, got {num_prompts!r}")
+    if any(map(is_imported, words.folders)):
+        beside.show(*words.folders)
+        return EXIT_GOOD
     a, b = map(read_run, words.folders)
     show(pair(a, b), num_prompts=int(num_prompts))
     return EXIT_GOOD

@@ -1,4 +1,8 @@
-"""FinishedRun: what a finished run left in its folder, read back and checked; computes no metric."""
+"""FinishedRun: what a finished run left in its folder, read back and checked; computes no metric.
+
+A run of an older schema version is read where it has all that figures are made of, with a note: what was added since
+then has its default. One that lacks something, or of a newer version, is refused.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments import versions
 from experiments.run_folder import (
     CONFIG,
     ENVIRONMENT,
@@ -19,6 +24,7 @@ from experiments.run_folder import (
     SUMMARY,
     Status,
     failure_of,
+    read_json,
     status_of,
 )
 from experiments.speed import Timing
@@ -41,6 +47,10 @@ class UnusableRunError(SpecDecError, ValueError):
     """A folder holds no finished run that this version can read."""
 
 
+class ImportedRunError(UnusableRunError):
+    """A folder holds the statistics of another engine, which has neither prompts nor tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
     """A finished run.
@@ -51,6 +61,7 @@ class FinishedRun:
     outputs      lines of outputs.jsonl by request id and turn, in order of finishing
     timings      one per repeat
     torn         files whose last line was cut off; that line is left out
+    older        schema versions before this one's that its files have
     """
 
     folder: Path
@@ -60,19 +71,26 @@ class FinishedRun:
     outputs: Mapping[Key, Record]
     timings: tuple[Timing, ...]
     torn: frozenset[str]
+    older: frozenset[int] = frozenset()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of figures of this run must know."""
-        return tuple(
-            f"{self.folder / name}: the last line is torn; that line is left out" for name in sorted(self.torn)
-        )
+        torn = [f"{self.folder / name}: the last line is torn; that line is left out" for name in sorted(self.torn)]
+        older = [f"{self.folder}: {versions.note(version)}" for version in sorted(self.older)]
+        return (*torn, *older)
 
 
 def read_run(folder: Path) -> FinishedRun:
     """Read a run folder; raises UnusableRunError, in one line, for one that is not finished or cannot be read."""
     _check_finished(folder)
     summary = _read_json(folder / SUMMARY)
+    if "imported" in summary:
+        raise ImportedRunError(
+            f"{folder} was imported ({summary.get('mode', {}).get('source', 'from another engine')}): its prompts and "
+            "tokens are not known, and without them nothing can be paired or run again; specdec compare shows its "
+            "figures beside another's"
+        )
     _check_version(summary, folder / SUMMARY)
     _check_names(summary, NEEDED_OF_SUMMARY, folder / SUMMARY)
     environment = _read_json(folder / ENVIRONMENT)
@@ -89,7 +107,18 @@ def read_run(folder: Path) -> FinishedRun:
         outputs={(record["request_id"], record["turn"]): record for record in outputs},
         timings=tuple(Timing(**timing) for timing in summary["timings"]),
         torn=frozenset({STEPS} if steps_torn else ()) | frozenset({OUTPUTS} if outputs_torn else ()),
+        older=frozenset(
+            _version(record) for record in (summary, *steps, *outputs) if _version(record) != SCHEMA_VERSION
+        ),
     )
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether a run folder holds the statistics of another engine."""
+    try:
+        return "imported" in read_json(folder / SUMMARY)
+    except (OSError, ValueError):
+        return False
 
 
 def _check_finished(folder: Path) -> None:
@@ -167,20 +196,23 @@ def _parse(text: bytes, where: str) -> object:
 
 
 def _check_version(record: Record, where: object) -> None:
-    version = record.get("schema_version")
-    if version == SCHEMA_VERSION:
-        return
-    age = "older" if not isinstance(version, int) or version < SCHEMA_VERSION else "newer"
-    raise UnusableRunError(
-        f"{where}: written with the {age} schema version {version}, and this version reads {SCHEMA_VERSION}: "
-        f"run it again"
-    )
+    """Raise UnusableRunError for a version that nobody can know here; an older one is judged by what it has."""
+    refused = versions.refusal(_version(record))
+    if refused:
+        raise UnusableRunError(f"{where}: {refused}")
+
+
+def _version(record: Record) -> Any:
+    """Of a record; one without was written before there were versions."""
+    return record.get("schema_version", 0)
 
 
 def _check_names(record: Record, needed: tuple[str, ...], where: object) -> None:
     missing = [name for name in needed if name not in record]
     if missing:
-        raise UnusableRunError(f"{where}: has no {', '.join(missing)}")
+        version = record.get("schema_version", SCHEMA_VERSION)
+        age = "" if version == SCHEMA_VERSION else f" (older schema version {version}: run it again)"
+        raise UnusableRunError(f"{where}: has no {', '.join(missing)}{age}")
 
 
 def _check_kinds(record: Record, kinds: Mapping[str, type], where: str) -> None:

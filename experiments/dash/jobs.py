@@ -77,11 +77,11 @@ class Watch:
         labels: dict[Path, str] = {}
         waiting: list[Job] = []
         for sweep in self._roots.sweep_paths():
-            for planned in read_plan(sweep):
+            plan = [planned for planned in read_plan(sweep) if (sweep / planned.name).parent == sweep]
+            common = set.intersection(*(set(planned.overrides) for planned in plan)) if len(plan) > 1 else set()
+            for planned in plan:
                 place = sweep / planned.name
-                if place.parent != sweep:
-                    continue  # a name that is a path
-                labels[place] = " ".join(planned.overrides) or planned.name
+                labels[place] = " ".join(line for line in planned.overrides if line not in common) or planned.name
                 if status_of(place) is Status.ABSENT:
                     state = State.DROPPED if planned.is_given_up else State.QUEUED
                     waiting.append(Job(path=place, label=labels[place], state=state, figures={}))

@@ -291,8 +291,11 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds a failed run: Oops: why",
     ),
     "no status": (lambda f: (f / "status.json").unlink(), "is no run folder: it has no status.json"),
-    "older": (lambda f: change_first_line(f / "steps.jsonl", schema_version=0), "older schema version 0"),
-    "older summary": (lambda f: change_json(f / "summary.json", schema_version=None), "older schema version None"),
+    "older with less": (
+        lambda f: (f / "steps.jsonl").write_text('{"schema_version": 0, "request_id": "a"}\n'),
+        "steps.jsonl:1: has no round, step, seq_len, proposed, depth, verified, accepted, emitted, bonus (older schema",
+    ),
+    "odd version": (lambda f: change_json(f / "summary.json", schema_version="2"), "schema_version cannot be '2'"),
     "newer": (lambda f: change_first_line(f / "outputs.jsonl", schema_version=99), "newer schema version 99"),
     "no rows file": (lambda f: (f / "steps.jsonl").unlink(), "has no steps.jsonl"),
     "no outputs": (lambda f: (f / "outputs.jsonl").write_text(""), "there is no finished request"),
@@ -316,6 +319,17 @@ def test_unusable_folder_is_refused_in_one_line(
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
         assert said in error and str(folder) in error
+
+
+def test_older_rows_that_have_all_that_is_needed_are_read_with_a_note(
+    copied: Callable[[], Path], runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied()
+    change_first_line(folder / "steps.jsonl", schema_version=0)
+    for command in (compare.main, gate.main):
+        assert command([str(runs["nextn"]), str(folder)]) == 0
+        said = capsys.readouterr().out
+        assert f"note: {folder}: written with schema version 0" in said
 
 
 def test_folder_without_a_run_says_what_is_there(runs: dict[str, Path], tmp_path: Path) -> None:
