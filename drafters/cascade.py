@@ -65,7 +65,8 @@ class CascadeDrafter:
 
     def __init__(self, config: CascadeConfig, members: Sequence[Drafter], setup: DraftSetup) -> None:
         self.num_draft_tokens = config.num_draft_tokens
-        self.needs = config.needs
+        # Of the live drafters: a head declares the layers that its checkpoint names.
+        self.needs = joined_needs(members)
         self._members = members
         self._device, self._vocab_size = setup.device, setup.vocab_size
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from specdec.api import DrafterConfig, DrafterNeeds, DraftInput
+from specdec.api import Drafter, DrafterConfig, DrafterNeeds, DraftInput
 from specdec.errors import ConfigError
 
 SEAM = ("num_draft_tokens", "needs", "build")
@@ -42,7 +42,7 @@ def on_the_host(needs: DrafterNeeds) -> DrafterNeeds:
     return replace(needs, history=True, capturable=False)
 
 
-def joined_needs(members: Sequence[DrafterConfig]) -> DrafterNeeds:
+def joined_needs(members: Sequence[DrafterConfig | Drafter]) -> DrafterNeeds:
     """What all of them need together; hidden layers in the order in which they are first named."""
     layers = dict.fromkeys(layer for member in members for layer in member.needs.hidden_layers)
     return DrafterNeeds(

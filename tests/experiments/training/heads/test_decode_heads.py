@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from drafters.adaptive import AdaptiveConfig
+from drafters.cascade import CascadeConfig
 from drafters.eagle3 import Eagle3Config
 from drafters.medusa import MedusaConfig
+from drafters.ngram import NgramConfig
 from drafters.none import NoneConfig
 from experiments.build import EngineMaker, load_target
 from experiments.schemas import TargetSchema
@@ -78,6 +81,20 @@ def test_no_token_changes_at_any_batch_size(loaded, drafting, kind: str, rule: s
         assert {output.request_id: output.output_ids for output in outputs} == plain
         accepted.update(step.accepted for output in outputs for step in output.steps)
     assert {0} < set(accepted), "acceptance is ragged"
+
+
+@pytest.mark.parametrize("wrapper", ["cascade", "adaptive"])
+def test_a_head_can_be_wrapped(loaded, drafting, wrapper: str) -> None:
+    head = drafting("eagle3")
+    wrapped = (
+        CascadeConfig(drafters={"a": NgramConfig(min_ngram=2), "b": head})
+        if wrapper == "cascade"
+        else AdaptiveConfig(wrapped=head)
+    )
+    plain = {output.request_id: output.output_ids for output in decode(loaded, NoneConfig(), "gumbel", 1)}
+    outputs = decode(loaded, wrapped, "gumbel", 2)
+    assert {output.request_id: output.output_ids for output in outputs} == plain
+    assert any(step.accepted for output in outputs for step in output.steps)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
