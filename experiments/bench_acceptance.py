@@ -4,7 +4,8 @@ The embedded checkpoint decodes the built-in prompts with its NextN layer (gumbe
 bf16 and fp8 rows. Printed per storage: acceptance by position, whether it lies within the interval of the same run on
 a CPU, and the difference to the CPU; then what each quantised storage costs beside the storage it replaces, paired
 over prompts. Intervals are 95 % bootstraps over prompts. With the runs of several seeds (three by default) a prompt
-is still one unit; only the first seed is compared with the CPU, which ran that one.
+is still one unit; only the first seed is compared with the CPU, which ran that one. Seeds that would not end within 80
+seconds are left out.
 
     --cpu    run on a CPU in fp32 instead; --save keeps it as reference, ``experiments/results/cpu_acceptance.json``
     --save   write ``experiments/results/h200_acceptance.json``
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -35,6 +37,7 @@ REFERENCE = RESULTS / "cpu_acceptance.json"
 RESULT = "h200_acceptance.json"
 COMMAND = "python -m experiments.bench_acceptance"
 GPU_SEEDS = 3
+TIME_S = 80.0
 DRAFT_TOKENS = 3
 METRICS = (
     "tokens_per_step",
@@ -102,15 +105,26 @@ def main(arguments: Sequence[str], overrides: Sequence[str] = ()) -> None:
 def compare(
     reference: FinishedRun | None, device: str, num_seeds: int, overrides: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Run every storage on ``device``; all figures, printed as they come."""
-    points, runs = [], {}
-    for storage in STORAGES:
-        by_seed = [decode(storage, device, seed, overrides) for seed in range(num_seeds)]
-        runs[storage] = merged(by_seed)
-        points.append(point(storage, runs[storage], by_seed[0], reference))
+    """Run every storage on ``device``; all figures, printed too."""
+    by_seed = decode_all(device, num_seeds, overrides)
+    runs = {storage: merged([each[storage] for each in by_seed]) for storage in STORAGES}
+    points = [point(storage, runs[storage], by_seed[0][storage], reference) for storage in STORAGES]
     costs = [cost(old, new, runs[old], runs[new]) for old, new in COSTS]
     cpu = None if reference is None else {name: number(each) for name, each in estimates(reference).items()}
-    return {"seeds": num_seeds, "cpu": cpu, "storages": points, "costs": costs}
+    return {"seeds": len(by_seed), "cpu": cpu, "storages": points, "costs": costs}
+
+
+def decode_all(device: str, num_seeds: int, overrides: Sequence[str]) -> list[dict[Storage, FinishedRun]]:
+    """Runs of every storage, seed by seed; at most ``num_seeds``, and none after the first that would end too late."""
+    started, found = perf_counter(), []
+    for seed in range(num_seeds):
+        begun = perf_counter()
+        found.append({storage: decode(storage, device, seed, overrides) for storage in STORAGES})
+        taken = perf_counter() - begun
+        print(f"seed {seed}: {len(STORAGES)} runs in {taken:.0f} s", flush=True)
+        if perf_counter() - started + taken > TIME_S:
+            break
+    return found
 
 
 def decode(storage: Storage, device: str, seed: int, overrides: Sequence[str] = ()) -> FinishedRun:

@@ -175,7 +175,7 @@ def step(bench: Bench) -> Lines:
 
 def timed(case: KernelCase, bench: Bench, **where: int) -> dict[str, object]:
     """Time a case; printed, and returned for the result file."""
-    us = 1e3 * graph_ms(case.calls)
+    us = 1e3 * graph_ms(case.calls * case.num_rounds)
     speed = case.nbytes / us * 1e6
     place = " ".join(f"{name} {value}" for name, value in where.items())
     print(

@@ -16,6 +16,7 @@ Two measurements per point:
     --save  write ``experiments/results/h200_round.json`` (``h200_round_fp8.json``)
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str]) -> None:
             found = measure(world, num_drafts, plan, plain_us)
             plain_us = found["engine"]["round_us"] if num_drafts == 0 else plain_us
             points.append(found)
+            # Graphs of the engine that is gone: nothing may free them while another one is captured.
+            gc.collect()
         del world
         torch.cuda.empty_cache()
     print(f"{perf_counter() - started:.0f} s{f'; not measured in time: {missing}' if missing else ''}")

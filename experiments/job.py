@@ -225,7 +225,7 @@ def _decode_into(
         num_skipped_turns=len(first.skipped_turns),
         repeats_agree=all(_ids(repeat) == _ids(first) for repeat in repeats),
         judgement=judgement,
-        partings=examiner.examine(first.outputs, judgement.differences),
+        partings=examiner.examine(first.outputs, judgement.differences or ()),
         dtype=dtype_of(setting.config),
     )
     summary = summarise(run, plain.timings if plain else None)

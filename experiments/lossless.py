@@ -36,11 +36,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """``lossless`` is True, False, or None when nothing was compared; ``differences`` only from a comparison."""
+    """``lossless`` is True, False, or None when nothing was compared.
+
+    differences  from the baseline, as far as tokens were compared; None where they were not
+    """
 
     lossless: bool | None
     how: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] | None = None
 
 
 def judge(
@@ -57,7 +60,7 @@ def judge(
         return Judgement(lossless=None, how="no baseline to compare with")
     different = differences(outputs, plain)
     if not different:
-        return Judgement(lossless=True, how=verifier.lossless_how)
+        return Judgement(lossless=True, how=verifier.lossless_how, differences=())
     return Judgement(
         lossless=False,
         how=f"{len(different)} of {len(plain)} outputs differ from the baseline, the first at {different[0]}",

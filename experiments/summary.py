@@ -80,10 +80,11 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
 
 
 def _near_ties(run: Run) -> dict[str, object]:
-    """How many outputs differ from the baseline's, and how many of these begin to at a near tie."""
+    """How many outputs differ from the baseline's, and how many of these begin to at a near tie; null: not compared."""
+    differences = run.judgement.differences
     return {
-        "different_outputs": len(run.judgement.differences),
-        "near_ties": sum(parting.near_tie for parting in run.partings),
+        "different_outputs": None if differences is None else len(differences),
+        "near_ties": None if differences is None else sum(parting.near_tie for parting in run.partings),
         "near_tie_bound": bound_text(run.dtype),
         "partings": [parting.as_dict() for parting in run.partings],
     }

@@ -15,6 +15,8 @@ from backends.deepseek_v4.ops.sparse_attention import KeyList
 L2_BYTES = 50 << 20
 NUM_COMPILERS = 12
 MOST_COPIES = 256
+# Of a graph: calls of small kernels, and bytes of large ones.
+MEASURED_CALLS, MEASURED_BYTES = 64, 4e9
 
 
 def copies_for(nbytes: float, *, least: int = 2, most: int = MOST_COPIES) -> int:
@@ -37,6 +39,14 @@ class KernelCase:
     def is_cold(self) -> bool:
         """Whether the L2 cache cannot hold what the calls read, so that the memory is measured."""
         return self.nbytes * len(self.calls) > 2 * L2_BYTES
+
+    @property
+    def num_rounds(self) -> int:
+        """How often a graph goes through the calls, so that its own launch counts for little."""
+        if not torch.cuda.is_available():
+            return 1
+        most = MEASURED_BYTES / max(1.0, self.nbytes)
+        return max(1, int(min(MEASURED_CALLS, most)) // len(self.calls))
 
 
 def warm_up(cases: Sequence[KernelCase]) -> None:

@@ -88,13 +88,14 @@ def examined(
         run_seed=3,
         dtype=torch.float32,
     )
+    assert judgement.differences is not None
     return outputs, judgement, examiner.examine(outputs, judgement.differences)
 
 
 def test_ties_that_passes_break_otherwise_are_named_as_near_ties() -> None:
     outputs, judgement, partings = examined(GreedyVerifier(), SamplingParams(max_new_tokens=24, temperature=0), 3e-7)
     assert judgement.lossless is False
-    assert len(partings) == len(judgement.differences) > 0
+    assert judgement.differences and len(partings) == len(judgement.differences)
     for parting in partings:
         assert parting.near_tie and parting.gap == 0.0 and not parting.drawn
         assert parting.logits[0] == parting.logits[1]
@@ -115,7 +116,7 @@ def test_a_difference_that_rounding_does_not_explain_is_no_near_tie() -> None:
 def test_under_a_temperature_the_perturbed_scores_are_compared() -> None:
     params = SamplingParams(max_new_tokens=40, temperature=0.7)
     _, judgement, partings = examined(GumbelVerifier(), params, 0.3)
-    assert len(partings) == len(judgement.differences) > 0
+    assert judgement.differences and len(partings) == len(judgement.differences)
     for parting in partings:
         assert parting.drawn and "perturbed scores" in str(parting)
         request = Request(request_id=parting.request_id, prompt=PROMPTS[parting.request_id], sampling=params)
@@ -159,6 +160,22 @@ def test_equal_outputs_and_other_differences_cost_no_pass() -> None:
 )
 def test_bound_is_in_units_of_the_last_place(largest: float, dtype: torch.dtype, bound: float) -> None:
     assert rounding_bound(largest, dtype) == bound
+
+
+def test_summary_has_no_count_where_nothing_was_compared() -> None:
+    make = maker_of(NoneConfig(), GreedyVerifier(), 3e-7)
+    run = Run(
+        mode={},
+        rows=(),
+        outputs=(),
+        execution=make().execution,
+        timings=(),
+        num_skipped_turns=0,
+        repeats_agree=True,
+        judgement=Judgement(lossless=None, how="no baseline to compare with"),
+    )
+    summary = summarise(run, None)
+    assert summary["near_ties"] is summary["different_outputs"] is None and summary["partings"] == []
 
 
 def test_summary_counts_and_the_notes_show_them() -> None:
