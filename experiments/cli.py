@@ -22,15 +22,20 @@ COMMANDS = {
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
     "import_logs": ("experiments.import_logs", "statistics of vLLM or SGLang as a run folder for report and compare"),
     "bench_cpu": ("experiments.bench_cpu", "how fast decoding on one CPU thread is"),
+    "bench_acceptance": ("experiments.bench_acceptance", "what cache formats cost in acceptance on a GPU"),
     "bench_hf": ("experiments.bench_hf", "decoding SmolLM2 here and in transformers on a CPU"),
+    "bench_report": ("experiments.bench_report", "how long a report over a large sweep takes, and how much memory"),
     "bench_decode": ("experiments.bench_decode", "a decode step of a V4-Flash-width model on a GPU"),
     "bench_verify": ("experiments.bench_verify", "what verification costs by its width on a GPU"),
     "bench_prefill": ("experiments.bench_prefill", "attention of a prompt chunk on a GPU"),
+    "bench_round": ("experiments.bench_round", "a whole round of speculative decoding on a GPU"),
+    "bench_kernels": ("experiments.bench_kernels", "each kernel of a decode step on a GPU against a copy"),
     "bench_linear": ("experiments.bench_linear", "how fast products of few rows read their weights on a GPU"),
 }
 # Measurements; their module docstring is their help, since importing them takes seconds.
 BENCHES = tuple(name for name in COMMANDS if name.startswith("bench_"))
-ON_GPU = ("bench_decode", "bench_verify", "bench_prefill", "bench_linear")
+ON_GPU = ("bench_decode", "bench_verify", "bench_prefill", "bench_linear", "bench_round", "bench_kernels")
+WITHOUT_GPU = ("--dry",)
 COMPLETION = ("-sc", "--shell-completion")
 # Commands of Hydra, which completes their settings.
 COMPLETED = ("run", "certify", "train")
@@ -64,7 +69,7 @@ def bench(name: str, arguments: Sequence[str]) -> int:
         told = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
         print(f"usage: specdec {name} [--save]\n\n{told}")
         return 0
-    if name in ON_GPU and not _has_gpu():
+    if name in ON_GPU and not set(WITHOUT_GPU) & set(arguments) and not _has_gpu():
         print(f"error: {name} needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
         return 2
     return import_module(module).main(list(arguments)) or 0
@@ -99,7 +104,7 @@ def complete(arguments: Sequence[str]) -> int:
 
 def usage() -> str:
     """The commands, one a line."""
-    lines = [f"  {name:<15}{what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<18}{what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: specdec COMMAND [KEY=VALUE ...]",

@@ -32,7 +32,7 @@ from experiments.progress import Progress
 from experiments.records import output_record, step_record
 from experiments.run_folder import PROGRESS, FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
-from experiments.sinks.publish import publish
+from experiments.sinks.publish import Published, group_of
 from experiments.summary import Run, summarise
 from experiments.table import show
 from experiments.targets import LoadedTarget
@@ -92,8 +92,9 @@ class Worker:
 
         Raises SpecDecError, and whatever a drafter raises; status.json then says ``failed``.
         """
+        told = Published(config["logger"], folder, group=group_of(shared_baselines))
         with FolderLock(folder, wait=False):
-            with RunFolder(folder) as out:
+            with told, RunFolder(folder) as out:
                 with Progress(label=label, file=folder / PROGRESS) as progress:
                     progress.begin("loading")
                     setting = self._setting(config)
@@ -104,7 +105,6 @@ class Worker:
                 show(summary, folder, drafter=drafter_name(config), define=define)
                 if config["require_lossless"]:
                     require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
-            publish(config["logger"], folder, group="" if shared_baselines is None else shared_baselines.parent.name)
             return summary
 
     def _setting(self, config: Config) -> Setting:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.kept import Kept
 from experiments.run_folder import record_death
+from experiments.sinks.publish import group_of, publish
 from specdec.errors import SpecDecError
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Supervisor:
         reason = _cause_of_death(process.exitcode)
         self.close()
         record_death(task.folder, task.shared_baselines, pid=process.pid, reason=reason)
+        publish(task.config["logger"], task.folder, group=group_of(task.shared_baselines))
         raise ProcessDiedError(reason)
 
 

@@ -1,4 +1,4 @@
-"""Publishing: tells trackers of a finished run within bounded time; whatever they do, the run is complete.
+"""Publishing: tells trackers how a run ended within bounded time; whatever they do, its folder is complete.
 
 Each attempt is a process of its own without a terminal. Trackers ask at menus, wait for networks and keep state from
 one run to the next; a process can be ended, and takes all of that with it.
@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 
 from experiments.extras import require
+from experiments.run_folder import Status, status_of
 from experiments.sinks.record import Sink, read_record
 from specdec.errors import ConfigError
 
@@ -40,8 +42,30 @@ def sinks_of(loggers: Loggers) -> Iterator[tuple[str, Sink]]:
         yield name, sink
 
 
+def group_of(shared_baselines: Path | None) -> str:
+    """Name of the sweep whose runs share these baselines; empty without one."""
+    return "" if shared_baselines is None else shared_baselines.parent.name
+
+
+class Published:
+    """Enter it around a run: leaving it tells every tracker that the run is done or failed, but not of an interrupt."""
+
+    def __init__(self, loggers: Loggers, folder: Path, *, group: str) -> None:
+        self._loggers, self._folder, self._group = loggers, folder, group
+
+    def __enter__(self) -> None:
+        """Nothing is told before the run has ended."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        has_ended = status_of(self._folder) in (Status.DONE, Status.FAILED)
+        if has_ended and not isinstance(error, KeyboardInterrupt):
+            publish(self._loggers, self._folder, group=self._group)
+
+
 def publish(loggers: Loggers, folder: Path, *, group: str) -> None:
-    """Tell every tracker of the finished run in ``folder``; a failure is one warning on stderr."""
+    """Tell every tracker of the run in ``folder``, which has ended; a failure is one warning on stderr."""
     for name, sink in sinks_of(loggers):
         problem = _attempt(name, sink, folder, group)
         other = sink.fallback() if problem else None

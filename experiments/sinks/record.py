@@ -1,4 +1,4 @@
-"""Record: what a tracker is told of a finished run, read from its folder; knows no tracker."""
+"""Record: what a tracker is told of a run that is done or failed, read from its folder; knows no tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from experiments.run_folder import CONFIG, ENVIRONMENT, SUMMARY, read_json
+from experiments.run_folder import CONFIG, ENVIRONMENT, SUMMARY, Status, failure_of, read_json, status_of
 
 POSITIONS = ("survival", "survival_n", "conditional", "conditional_n")
 CATEGORIES = ("tokens_per_step", "low", "high", "n")
@@ -24,11 +24,13 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A finished run.
+    """A run that has ended.
 
     group    name of its sweep; empty for a run of its own
     scalars  by names that do not change: a metric of ``summary.json``, or NAME/PART of one with parts
     tables   ``by_position`` and ``by_category``
+    status   done or failed; a failed run may have neither configuration nor scalars nor tables
+    error    why it failed, in one line
     """
 
     folder: Path
@@ -37,6 +39,18 @@ class Record:
     environment: Mapping[str, Any]
     scalars: Mapping[str, float]
     tables: Mapping[str, Table]
+    status: str = Status.DONE.value
+    error: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.status == Status.DONE.value
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Configuration, environment and how it ended, for a tracker's page of the run."""
+        ended = {"status": self.status, **({"error": self.error} if self.error else {})}
+        return {**self.config, "environment": dict(self.environment), **ended}
 
     @property
     def name(self) -> str:
@@ -75,7 +89,9 @@ class Sink(Protocol):
 
 
 def read_record(folder: Path, *, group: str) -> Record:
-    """Read the folder of a finished run."""
+    """Read the folder of a run that has ended; of a failed one what there is."""
+    if status_of(folder) is not Status.DONE:
+        return _read_failed(folder, group)
     summary = read_json(folder / SUMMARY)
     return Record(
         folder=folder,
@@ -84,6 +100,20 @@ def read_record(folder: Path, *, group: str) -> Record:
         environment=read_json(folder / ENVIRONMENT),
         scalars=scalars_of(summary),
         tables={"by_position": _by_position(summary), "by_category": _by_category(folder)},
+    )
+
+
+def _read_failed(folder: Path, group: str) -> Record:
+    has_config, has_environment = (folder / CONFIG).exists(), (folder / ENVIRONMENT).exists()
+    return Record(
+        folder=folder,
+        group=group,
+        config=OmegaConf.to_container(OmegaConf.load(folder / CONFIG)) if has_config else {},
+        environment=read_json(folder / ENVIRONMENT) if has_environment else {},
+        scalars={},
+        tables={},
+        status=Status.FAILED.value,
+        error=failure_of(folder),
     )
 
 

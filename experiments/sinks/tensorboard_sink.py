@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from experiments.sinks.record import Record, Table
 
 FOLDER = "tensorboard"
+NO_POSITIONS = Table(columns=("position",), rows=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,8 @@ class TensorboardSink:
         with SummaryWriter(str(record.folder / FOLDER)) as writer:
             for name, value in record.scalars.items():
                 writer.add_scalar(name, value, 0)
-            positions = record.tables["by_position"]
+            writer.add_text("status", f"{record.status} {record.error}".strip(), 0)
+            positions = record.tables.get("by_position", NO_POSITIONS)
             for position, *values in positions.rows:
                 for column, value in zip(positions.columns[1:], values, strict=True):
                     if value is not None:

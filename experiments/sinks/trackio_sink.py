@@ -31,10 +31,10 @@ class TrackioSink:
             project=self.project,
             name=record.name,
             group=record.group or None,
-            config={**record.config, "environment": dict(record.environment)},
+            config=record.facts,
         )
         try:
-            content: dict[str, object] = dict(record.scalars)
+            content: dict[str, object] = {**record.scalars, "done": float(record.is_done)}
             for name, table in record.tables.items():
                 content[name] = trackio.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
             trackio.log(content)

@@ -44,7 +44,7 @@ class WandbSink:
             name=record.name,
             dir=str(record.folder),
             mode=self.mode,
-            config={**record.config, "environment": dict(record.environment)},
+            config=record.facts,
             settings=wandb.Settings(
                 init_timeout=self.timeout_s, silent=True, console="off", disable_git=True, save_code=False
             ),
@@ -53,8 +53,9 @@ class WandbSink:
             content: dict[str, object] = dict(record.scalars)
             for name, table in record.tables.items():
                 content[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
-            if self.report:
+            if self.report and record.is_done:
                 content["report"] = wandb.Html(record.report(), inject=False)
             run.log(content)
+            run.summary["status"] = record.status
         finally:
-            run.finish()
+            run.finish(exit_code=0 if record.is_done else 1)

@@ -3,8 +3,10 @@
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import cli
 
@@ -13,6 +15,19 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in cli.COMMANDS)
+
+
+def test_every_measurement_is_a_command() -> None:
+    files = {path.stem for path in Path(cli.__file__).parent.glob("bench_*.py")}
+    assert files == set(cli.BENCHES)
+
+
+def test_measurement_of_a_gpu_without_one_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert cli.main(["bench_verify"]) == 2
+    error = capsys.readouterr().err
+    assert "needs an NVIDIA GPU" in error and error.count("\n") == 1
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,9 @@ class GuestSink:
             helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             Path(record.folder, "pids").write_text(str(helper.pid))
             time.sleep(60)
+        if not record.is_done:
+            Path(record.folder, "told").write_text(f"{record.group} {record.status} {record.error}")
+            return
         Path(record.folder, "told").write_text(f"{record.group} {record.name} {record.scalars['tokens_per_step']:.3f}")
 """
 
@@ -96,6 +99,41 @@ def test_tracker_is_told_once_and_leaves_nothing_beside(
     assert (folder / "told").read_text(encoding="utf-8") == f"night finished {value:.3f}"
     assert capsys.readouterr().err == ""
     assert not list(folder.glob("logger.*"))
+
+
+DRAFTER = """
+import os
+import signal
+from dataclasses import dataclass
+
+from specdec.api import DrafterNeeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadConfig:
+    mood: str = "angry"
+    num_draft_tokens: int = 2
+    needs = DrafterNeeds()
+
+    def build(self, setup):
+        if self.mood == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("no drafts today")
+"""
+
+
+def test_tracker_is_told_of_failed_and_killed_jobs_of_a_sweep(
+    run_here: Command, tmp_path: Path, guest: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site" / "bad_drafter.py").write_text(DRAFTER, encoding="utf-8")
+    tracked = f"+logger.guest._target_={guest()['guest']['_target_']}"
+    drafter = ("drafter=custom", "drafter._target_=bad_drafter.BadConfig", "+drafter.params.mood=angry,killed")
+    sweep = ("-m", "target=toy", "+experiment=smoke", "workload.limit=1", "sampling.max_new_tokens=4")
+    assert run_here(*sweep, *drafter, tracked, "engine.repeats=1") == 1
+    told = sorted(path.read_text(encoding="utf-8") for path in tmp_path.glob("multirun/adhoc/*/told"))
+    assert told[0] == "adhoc failed RuntimeError: no drafts today"
+    assert told[1].startswith("adhoc failed killed: its process was ended by SIGKILL")
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize(("mood", "told"), [("angry", False), ("shy", True)])
