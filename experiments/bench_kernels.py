@@ -221,16 +221,20 @@ def show_attention(found: Mapping[str, object]) -> None:
     print(f"tokens {found['tokens']}, {found['rows']}: {times}{'' if found['cold'] else ' *'}", flush=True)
     if "wrapper_over_bare" not in found:
         return
-    over, host = found["wrapper_over_bare"], found["host_us"]
+    over = found["wrapper_over_bare"]
     print(
         f"    wrapper over the bare call {over:+.1%} (goal < {WRAPPER_GOAL:.0%}: "
         f"{'met' if over < WRAPPER_GOAL else 'MISSED'}), with the model's inverse rope "
         f"{found['with_inverse_rope_over_bare']:+.1%}; Triton takes "
         f"{found['triton_over_wrapper_and_inverse_rope']:.2f} times as long as both"
     )
-    print(
-        "    host time of an eager call: " + ", ".join(f"{name} {us:.0f} us" for name, us in host.items()), flush=True
-    )
+    once, eager = (_listed(found[name]) for name in ("once_per_graph_us", "host_us"))
+    print(f"    once per graph (planning of a kind of layer, and the launch of the graph): {once}")
+    print(f"    host time of an eager call: {eager}", flush=True)
+
+
+def _listed(times_us: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {us:.0f} us" for name, us in times_us.items())
 
 
 def selection(bench: Bench) -> Lines:
