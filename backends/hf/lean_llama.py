@@ -1,7 +1,8 @@
-"""LeanLlama: the cached forward of transformers' Llama in few large operations; the same weights, nothing copied twice.
+"""LeanLlama: the cached forward of transformers' Llama in few large operations, over the same weights.
 
 Query, key and value projections are one product, gate and up projections another, and grouped heads attend without
-repeating keys. Loading compares it with the model that it stands for (see ``backends.hf.trial``).
+repeating keys. A small model in float32 on a CPU keeps a packed copy of its weights (``packed_linear``). Loading
+compares it with the model that it stands for (see ``backends.hf.trial``).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from backends.hf.cache import RowCache
-from backends.hf.few_rows import few_rows_product
+from backends.hf.packed_linear import Product, worth_packing
 from backends.hf.placement import Placement
 
 DEFAULT_ROPE = "default"
@@ -23,11 +24,11 @@ class LeanLayer:
     """Weights of a layer: rows of query, key and value heads one below the other, and gate above up."""
 
     attention_norm: torch.Tensor
-    query_key_value: torch.Tensor
-    output: torch.Tensor
+    query_key_value: Product
+    output: Product
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Product
+    down: Product
 
 
 def is_lean(model: PreTrainedModel) -> bool:
@@ -49,16 +50,19 @@ class LeanLlama:
         self._eps: float = config.rms_norm_eps
         self._embedding = model.model.embed_tokens.weight.data
         self._final_norm = model.model.norm.weight.data
-        self._head = model.lm_head.weight.data
+        pack = worth_packing([model.lm_head.weight, *_layer_weights(model)])
+        self._head = Product(model.lm_head.weight.data, pack=pack)
         self._inv_freq = model.model.rotary_emb.inv_freq.float()
         self._layers = tuple(
             LeanLayer(
                 attention_norm=layer.input_layernorm.weight.data,
-                query_key_value=_fused([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]),
-                output=layer.self_attn.o_proj.weight.data,
+                query_key_value=Product(
+                    _fused([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]), pack=pack
+                ),
+                output=Product(layer.self_attn.o_proj.weight.data, pack=pack),
                 mlp_norm=layer.post_attention_layernorm.weight.data,
-                gate_up=_fused([layer.mlp.gate_proj, layer.mlp.up_proj]),
-                down=layer.mlp.down_proj.weight.data,
+                gate_up=Product(_fused([layer.mlp.gate_proj, layer.mlp.up_proj]), pack=pack),
+                down=Product(layer.mlp.down_proj.weight.data, pack=pack),
             )
             for layer in model.model.layers
         )
@@ -86,7 +90,7 @@ class LeanLlama:
         hidden_BQD = self._norm(hidden_RD, self._final_norm).view(*shape, -1)
         states[num_states - 1] = hidden_BQD
         rows_RD = hidden_BQD[:, list(columns)].reshape(-1, hidden_BQD.shape[-1])
-        logits_BCV = few_rows_product(rows_RD, self._head).reshape(shape[0], len(columns), -1)
+        logits_BCV = self._head(rows_RD).reshape(shape[0], len(columns), -1)
         return logits_BCV, [states[entry % num_states] for entry in wanted_states]
 
     def _attention(
@@ -102,7 +106,7 @@ class LeanLlama:
     ) -> torch.Tensor:
         num_reqs, width = shape
         heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
-        product = few_rows_product(self._norm(hidden_RD, layer.attention_norm), layer.query_key_value)
+        product = layer.query_key_value(self._norm(hidden_RD, layer.attention_norm))
         mixed = product.reshape(num_reqs, width, heads + 2 * kv_heads, head_dim)
         turned, value = mixed.split([heads + kv_heads, kv_heads], dim=2)
         first, second = turned.chunk(2, dim=-1)
@@ -115,11 +119,11 @@ class LeanLlama:
         folded = folded.reshape(num_reqs, kv_heads, group * width, head_dim)
         found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
         found = found.view(num_reqs, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4)
-        return few_rows_product(found.reshape(num_reqs * width, heads * head_dim), layer.output)
+        return layer.output(found.reshape(num_reqs * width, heads * head_dim))
 
     def _mlp(self, layer: LeanLayer, hidden_RD: torch.Tensor) -> torch.Tensor:
-        gate, up = few_rows_product(self._norm(hidden_RD, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return few_rows_product(F.silu(gate) * up, layer.down)
+        gate, up = layer.gate_up(self._norm(hidden_RD, layer.mlp_norm)).chunk(2, dim=-1)
+        return layer.down(F.silu(gate) * up)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self._eps)
@@ -129,6 +133,10 @@ class LeanLlama:
         half = positions_BQ[..., None].float() * self._inv_freq
         angles = torch.cat([half, half], dim=-1)[:, :, None]
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _layer_weights(model: LlamaForCausalLM) -> list[torch.Tensor]:
+    return [parameter.data for parameter in model.model.layers.parameters() if parameter.dim() == 2]
 
 
 def _fused(linears: Sequence[torch.nn.Module]) -> torch.Tensor:
