@@ -68,6 +68,7 @@ class App:
     config   of the primary configuration in conf/
     run      does one job, given its configuration without the ``hydra`` node
     check    raises SpecDecError for a configuration that cannot work, before any job starts
+    check_grid  the same for all jobs of a sweep, with their ``hydra`` nodes; None: ``check`` for each
     key      names the folder of a sweep's job
     is_done  whether the job of this folder need not run again
     added    groups outside of the defaults list
@@ -80,6 +81,7 @@ class App:
     check: Callable[[DictConfig], None]
     key: Callable[[DictConfig], str]
     is_done: Callable[[Path], bool]
+    check_grid: Callable[[Sequence[DictConfig]], None] | None = None
     added: tuple[str, ...] = ()
     report: Callable[[Sequence[Job]], None] | None = None
 
@@ -192,11 +194,15 @@ class App:
         parsed = OverridesParser.create(config_loader=application.config_loader).parse_overrides(wanted)
         (grid,) = BasicSweeper.split_arguments(parsed, None)
         share = shard_of(base.get("shard"))
-        return [self._compose(application, base, lines) for lines in grid[share]]
+        chosen = grid[share]
+        configs = [application.config_loader.load_sweep_config(base, list(lines)) for lines in chosen]
+        if self.check_grid is not None and configs:
+            self.check_grid(configs)
+        return [self._job(config, lines) for config, lines in zip(configs, chosen, strict=True)]
 
-    def _compose(self, application: Hydra, base: DictConfig, overrides: Sequence[str]) -> Job:
-        config = application.config_loader.load_sweep_config(base, list(overrides))
-        self.check(without_hydra(config))
+    def _job(self, config: DictConfig, overrides: Sequence[str]) -> Job:
+        if self.check_grid is None:
+            self.check(without_hydra(config))
         folder = Path(config.hydra.sweep.dir) / self.key(without_hydra(config))
         return Job(overrides=tuple(overrides), config=config, folder=folder)
 

@@ -59,6 +59,12 @@ class Setting:
     shared_name: str
 
 
+def check_settings(config: Config) -> None:
+    """Raise SpecDecError for whatever can be known to be wrong before a model is loaded, loggers aside."""
+    folder_of(config["target"]["checkpoint"])
+    check_job(config, check_parts(config, workload_of(config["workload"])))
+
+
 def check_job(config: Config, parts: Parts) -> None:
     """Raise ConfigError for settings that contradict each other."""
     if config["require_lossless"] and not parts.verifier.lossless:

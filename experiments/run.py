@@ -9,11 +9,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import mistakes
-from experiments.app import NUM_JOBS, App
+from experiments.app import NUM_JOBS, App, without_hydra
 from experiments.checkpoints import folder_of
 from experiments.fingerprint import Inputs, inputs_of, run_key
 from experiments.run_folder import Status, status_of
-from experiments.supervised import Task, supervisor
+from experiments.supervised import Check, Task, supervisor
 from experiments.sweep_table import show_sweep
 from experiments.workloads import workload_of
 
@@ -35,6 +35,7 @@ def app() -> App:
         config="config",
         run=Jobs(),
         check=check,
+        check_grid=check_grid,
         key=key,
         is_done=is_done,
         added=("experiment", "sweep"),
@@ -84,16 +85,29 @@ def _label(number: int, total: str | None) -> str:
 
 def check(config: DictConfig) -> None:
     """Raise SpecDecError for whatever can be known to be wrong before a model is loaded."""
+    settings = _checked_here(config)
+    from experiments.job import check_settings  # here, since it imports torch and --help must not wait for that
+
+    check_settings(settings)
+
+
+def check_grid(configs: Sequence[DictConfig]) -> None:
+    """The same for every job of a sweep, whose runs have a process of their own: torch is imported there alone."""
+    settings = tuple(_checked_here(without_hydra(config)) for config in configs)
+    supervisor().check(Check(configs=settings, cwd=Path.cwd()))
+    if not all(config.hydra.launcher["_target_"].endswith("BasicLauncher") for config in configs):
+        supervisor().close()  # the jobs have processes elsewhere
+
+
+def _checked_here(config: DictConfig) -> dict:
+    """Plain settings, of which names, types, values and loggers are checked."""
     mistakes.check(config)
-    from experiments.build import check_parts
-    from experiments.job import check_job
     from experiments.sinks.publish import sinks_of
 
     settings = plain(config)
     for _ in sinks_of(settings["logger"]):
         pass  # each can be made, and its package is there
-    folder_of(settings["target"]["checkpoint"])
-    check_job(settings, check_parts(settings, workload_of(settings["workload"])))
+    return settings
 
 
 def key(config: DictConfig) -> str:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.kept import Kept
 from experiments.run_folder import record_death
 from experiments.sinks.publish import group_of, publish
-from specdec.errors import SpecDecError
+from specdec.errors import ConfigError, SpecDecError
 
 if TYPE_CHECKING:
     from experiments.job import Worker
@@ -62,6 +62,14 @@ class Task:
     cwd: Path
     label: str = ""
     define: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """Configurations to check as ``experiments.job.check_settings`` does; paths are relative to ``cwd``."""
+
+    configs: tuple[Mapping[str, Any], ...]
+    cwd: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +109,21 @@ class Supervisor:
             if outcome.error:
                 raise RunFailedError(outcome.error)
 
+    def check(self, check: Check) -> None:
+        """Check configurations there, so that torch is not imported here; raises ConfigError for the first bad one."""
+        process, tasks = self._sent(check)
+        try:
+            outcome = _answer(process, tasks)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        except EOFError:
+            process.join()
+            self.close()
+            raise ProcessDiedError(f"the settings were not checked: {_cause_of_death(process.exitcode)}") from None
+        if outcome.error:
+            raise ConfigError(outcome.error)
+
     def close(self) -> None:
         """End the process, which has nothing to do; a later run starts another."""
         if self._process is None or self._tasks is None:
@@ -112,14 +135,14 @@ class Supervisor:
             process.kill()
             process.join()
 
-    def _sent(self, task: Task) -> tuple[BaseProcess, Connection]:
+    def _sent(self, task: Task | Check) -> tuple[BaseProcess, Connection]:
         """A process that has been given ``task``: the one at hand, unless it has died since its last run."""
         sys.stdout.flush()
         if self._process is not None and self._tasks is not None and self._process.is_alive():
             try:
                 self._tasks.send(task)
                 return self._process, self._tasks
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 pass
         self.close()
         self._process, self._tasks = _start()
@@ -224,9 +247,15 @@ def serve(tasks: Connection, environ: Mapping[str, str]) -> None:
         return
 
 
-def _do(worker: "Worker", task: Task) -> Outcome:
+def _do(worker: "Worker", task: Task | Check) -> Outcome:
+    from experiments.job import check_settings
+
     with Kept() as kept:
         os.chdir(task.cwd)
+        if isinstance(task, Check):
+            for config in task.configs:
+                check_settings(config)
+            return Outcome()
         worker.run(
             task.config, task.folder, shared_baselines=task.shared_baselines, label=task.label, define=task.define
         )
