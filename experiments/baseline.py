@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from experiments.environment import disagreement
-from experiments.fingerprint import BASELINE_KEYS
+from experiments.fingerprint import BASELINE_KEYS, HASHED
 from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, SUMMARY, Status, read_json, read_jsonl, status_of
 from experiments.schemas import PLAIN_DRAFTER
 from experiments.speed import Timing
@@ -16,8 +16,6 @@ from specdec.errors import ConfigError
 AUTO = "auto"
 OFF = "off"
 SUB_FOLDER = "baseline"
-# Their content is compared by hash in env.json, wherever it lies.
-HASHED = ("workload.path", "target.checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,8 @@ EDGE_BYTES = 1 << 20
 IRRELEVANT = ("logger", "require_lossless", "shard")
 # What a baseline depends on: everything but the drafter and where to find the baseline.
 BASELINE_KEYS = ("target", "workload", "sampling", "verifier", "engine")
+# Their content is compared by hash in env.json, wherever it lies.
+HASHED = ("workload.path", "target.checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,31 +1,21 @@
 """The toy target: no checkpoint and no sense, but real pages, a draft model and bytes as tokens; runs in seconds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from experiments.chat import ChatFormat
 from experiments.targets import Served, TargetRequest
+from experiments.toy_text import NUM_BYTES, Bytes
 from specdec.api import CacheGroupSpec
 from specdec.errors import ConfigError
 from specdec.toy import TableDraft, TableTarget
 
-NUM_BYTES = 256
 EOS_ID = NUM_BYTES
 VOCAB_SIZE = NUM_BYTES + 1
 MAX_CONTEXT = 1024
 ROWS_PER_PAGE = 4
-
-
-class Bytes:
-    """UTF-8 bytes as token ids; other ids have no text."""
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(i for i in ids if i < NUM_BYTES).decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.baseline import HASHED
-from experiments.fingerprint import BASELINE_KEYS
+from experiments.fingerprint import BASELINE_KEYS, HASHED
 from experiments.report.collect import FinishedRun
 from experiments.report.theme import PLAIN
 

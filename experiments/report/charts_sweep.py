@@ -10,6 +10,7 @@ from experiments.report.svg import Scale
 
 DASHES = ("", "d1", "d2", "d3")
 MARGIN_RIGHT = 40
+PARETO_WIDTH = 640
 HEADROOM = 1.08
 PLAIN_GAIN = 1.0
 
@@ -76,7 +77,7 @@ def pareto(spots: Sequence[Spot], *, names: Mapping[str, str], label: str) -> st
 
     Along a dashed line the predicted speed-up is the same. Ringed runs are beaten in cost and gain by no other.
     """
-    width, bottom = 2 * WIDTH, 360
+    width, bottom = PARETO_WIDTH, 350
     values_x = svg.ticks(max(0.1, *(spot.cost for spot in spots)) * HEADROOM, most=6)
     values_y = svg.ticks(
         max(1.5, *(spot.gain.high or spot.gain.value or 1 for spot in spots)) * HEADROOM, low=1, most=6

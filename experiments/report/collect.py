@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
 
 from experiments.report.older import completed
 from experiments.report.settings import labels, settings_of
@@ -146,7 +144,7 @@ def read_run(path: Path) -> FinishedRun | UnfinishedRun:
 def _read_done(path: Path) -> FinishedRun | UnfinishedRun:
     try:
         summary, environment = read_json(path / SUMMARY), read_json(path / ENVIRONMENT)
-        config = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+        config = _config(path / CONFIG)
         version = summary.get("schema_version", 0)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             told = f"schema version {version!r} of summary.json; this report reads {SCHEMA_VERSION} and older"
@@ -155,10 +153,20 @@ def _read_done(path: Path) -> FinishedRun | UnfinishedRun:
             return _finished(path, config, environment, summary)
         whole, remark = completed(summary, version)
         return replace(_finished(path, config, environment, whole), remarks=(remark,))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         return UnfinishedRun(path=path, state="damaged", reason=str(error) or type(error).__name__)
     except (KeyError, TypeError, AttributeError) as error:
         return UnfinishedRun(path=path, state="damaged", reason=f"a file lacks what belongs there ({error})")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """A resolved configuration: plain YAML, which the parser in C reads ten times as fast."""
+    content = yaml.load(
+        path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    )
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not a mapping of settings")
+    return content
 
 
 def _finished(path: Path, config: dict, environment: Mapping[str, Any], summary: Mapping[str, Any]) -> FinishedRun:

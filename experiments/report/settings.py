@@ -50,11 +50,9 @@ def differing(runs: Sequence[Settings]) -> tuple[str, ...]:
 
 
 def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
-    """Settings of the configuration, modes and environment aside, in which two runs are not alike."""
-    keys = dict.fromkeys((*one, *other))
-    return tuple(
-        key for key in keys if one.get(key) != other.get(key) and not key.startswith((*HOUSEKEEPING, "mode.", "env."))
-    )
+    """Settings of the configuration that both have, modes and environment aside, and in which they are not alike."""
+    keys = (key for key in dict.fromkeys((*IDENTITY, *one)) if key in one and key in other)
+    return tuple(key for key in keys if one[key] != other[key] and not key.startswith((*HOUSEKEEPING, "mode.", "env.")))
 
 
 def _said_already(key: str, found: Sequence[str]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.report.collect import FinishedRun
 from experiments.report.rows import Output
+from experiments.toy_text import Bytes
 from specdec.errors import SpecDecError
 from specdec.metrics import StepRow
 
@@ -76,8 +77,6 @@ def _window(ids: Sequence[int], end: int, tokenizer: Any) -> tuple[int, int]:
 def tokenizer_of(run: FinishedRun) -> Any:
     """What turns the ids of a run into text, or None; a checkpoint that has moved since leaves the ids."""
     if run.settings["target"] == TOY:
-        from experiments.toy import Bytes  # here, since it imports torch
-
         return Bytes()
     from experiments.checkpoints import folder_of
     from experiments.tokenizer import TextTokenizer

@@ -93,7 +93,9 @@ def time_view(runs: Sequence[FinishedRun], rows: Mapping[int, Rows]) -> str:
         "time",
         "Time per round",
         "What a round costs: drafting, the target's verifying pass, and everything else.",
-        figures([figure("Milliseconds a round by phase", drawing, note), card("Milliseconds; n: rounds", table(grid))]),
+        figures(
+            [figure("Milliseconds by phase", drawing, note), card("Milliseconds; n: rounds", table(grid))], wide=True
+        ),
         definitions((), ("time of a round", "draft, verify and other; of rounds that verified something")),
     )
 

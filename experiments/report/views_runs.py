@@ -53,13 +53,13 @@ def losslessness_view(runs: Sequence[FinishedRun]) -> str:
     return section(
         "lossless",
         "Losslessness",
-        f"Speculation must not change the text. This is what each run claims, and the evidence for it. {_counted(runs)}",
+        f"Speculation must not change the text. What each run claims, and the evidence for it. {_counted(runs)}",
         table(grid, style="wrapped", sortable=True),
         definitions(
             (),
             (
                 "lossless",
-                "yes: identical to plain decoding token for token, or a rule proven exact; no: a lossy rule",
+                "yes: identical to plain decoding, token for token, or by a proven rule; no: a lossy rule",
             ),
             ("repeats agree", "whether every timing repeat produced the same tokens"),
             ("identities", "sums that must hold in the rows, such as tokens = 1 + emitted, per request"),

@@ -6,7 +6,7 @@ from experiments.report.charts import said
 from experiments.report.charts_heat import Heat, HeatCell, heat
 from experiments.report.charts_sweep import Line, Spot, front, pareto, speedups
 from experiments.report.collect import FinishedRun
-from experiments.report.html import definitions, details, figure, figures, section, table
+from experiments.report.html import card, definitions, details, figure, figures, section, table
 from experiments.report.settings import differing, named, panel_keys
 from experiments.report.tables import Cell, Grid, interval, measured, text_grid
 from experiments.report.theme import PLAIN
@@ -40,6 +40,7 @@ def speedup_view(runs: Sequence[FinishedRun]) -> str:
         (run.label, str(run.num_draft_tokens), interval(run.speedup, digits=2), str(run.speedup.n))
         for run in measured_runs
     ]
+    numbers = table(text_grid(("run", "drafted", "speedup", "n repeats"), rows))
     left_out = len(panels) - len(drawn)
     return section(
         "speedup",
@@ -47,10 +48,9 @@ def speedup_view(runs: Sequence[FinishedRun]) -> str:
         "Above the heavy line at 1.0 speculation pays; below it plain decoding is faster. One panel for each setting "
         "that differs between runs, all on the same axes."
         + (f" The first {MAX_PANELS} panels of {len(panels)}; the numbers have all." if left_out else ""),
-        figures(drawn),
-        details("Numbers", table(text_grid(("run", "drafted", "speedup", "n repeats"), rows))),
+        figures([*drawn, card("Numbers", numbers)], wide=True) if len(drawn) == 1 else figures(drawn),
+        details("Numbers", numbers) if len(drawn) > 1 else "",
         definitions(("speedup",)),
-        single=len(drawn) == 1,
     )
 
 

@@ -9,6 +9,7 @@ from experiments.report.collect import FinishedRun
 from experiments.report.html import details, section
 from experiments.report.rows import MAX_OUTPUTS, Output, Texts
 from experiments.report.texts import MAX_TOKENS, Token, pieces, tokenizer_of, tokens_of
+from specdec.metrics import StepRow
 
 MAX_RUNS = 8
 DEEPEST_SHADE = 6
@@ -36,8 +37,8 @@ def token_view(runs: Sequence[FinishedRun], texts: Mapping[int, Texts]) -> str:
         "tokens",
         "Tokens",
         "Rest the pointer on a token, or press Tab and then the arrow keys, to see its step; Escape hides it. The "
-        f"first {MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without a "
-        "text of its own is shown as its id.",
+        f"first {MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without "
+        "a text of its own is shown as its id.",
         f'<p class="legend">{legend}</p>',
         *folded,
     )
@@ -53,14 +54,16 @@ def _output(output: Output, tokens: Sequence[Token], tokenizer: Any) -> str:
         f"{output.request_id}{turn} ({output.category or 'no category'}): {len(output.output_ids)} tokens, "
         f"{len({token.step.step for token in tokens if token.step})} steps shown, ended by {output.finish_reason}"
     )
-    marked = "".join(_token(token, place, tokenizer) for place, token in enumerate(tokens))
+    steps = {token.step.step: token.step for token in tokens if token.step}
+    drafted = {number: _drafted(step, tokenizer) for number, step in steps.items()}
+    marked = "".join(_token(token, place, drafted) for place, token in enumerate(tokens))
     return (
         f'<div class="output"><h3>{escape(heading)}</h3><pre class="tokens">{marked}</pre>'
         '<p class="told" role="status" hidden></p></div>'
     )
 
 
-def _token(token: Token, place: int, tokenizer: Any) -> str:
+def _token(token: Token, place: int, drafted: Mapping[int, str]) -> str:
     """A span; one of an output is in the order of Tab, the arrow keys reach the others."""
     kind = token.kind
     if kind == "accepted":
@@ -68,7 +71,7 @@ def _token(token: Token, place: int, tokenizer: Any) -> str:
     by_id = f"\N{MATHEMATICAL LEFT ANGLE BRACKET}{token.id}\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
     shown = token.text if _has_shape(token.text) else by_id
     visible = shown.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}\n")
-    said = escape(_told(token, place, tokenizer))
+    said = escape(_told(token, place, drafted))
     return f'<span class="t {kind}" tabindex="{-1 if place else 0}" title="{said}">{escape(visible)}</span>'
 
 
@@ -77,7 +80,7 @@ def _has_shape(text: str) -> bool:
     return bool(text) and not any(category(char) == "Cc" and char not in "\n\t" for char in text)
 
 
-def _told(token: Token, place: int, tokenizer: Any) -> str:
+def _told(token: Token, place: int, drafted: Mapping[int, str]) -> str:
     """Lines: which token, how it came about, its step, and the laws where the run recorded them."""
     name = f"{token.text!r}, " if token.text else ""
     head = f"{name}id {token.id}, token {place} of the output"
@@ -87,19 +90,21 @@ def _told(token: Token, place: int, tokenizer: Any) -> str:
     known = f"{step.seq_len} tokens known before it"
     if not step.verified:
         return f"{head}\nstep {step.step} had no draft, {known}"
-    drafted = " ".join(
-        _quoted(id_, text) for id_, text in zip(step.draft_ids, pieces(step.draft_ids, tokenizer), strict=True)
-    )
     loop = "; it emitted a token of a loop" if step.in_loop else ""
     cut = "" if step.cut == "none" else f"; cut by {step.cut}"
     lines = (
         head,
         _origin(token, step.verified),
-        f"step {step.step}, {known}: drafted {drafted}",
+        f"step {step.step}, {known}: drafted {drafted[step.step]}",
         f"accepted {step.accepted} of {step.verified}, emitted {step.emitted}{cut}{loop}",
         _laws(token),
     )
     return "\n".join(line for line in lines if line)
+
+
+def _drafted(step: StepRow, tokenizer: Any) -> str:
+    texts = pieces(step.draft_ids, tokenizer)
+    return " ".join(_quoted(id_, text) for id_, text in zip(step.draft_ids, texts, strict=True))
 
 
 def _origin(token: Token, verified: int) -> str:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.report.rows import Output, pieces, tokens_of
-from experiments.report.settings import differing, label_keys, named
+from experiments.report.rows import Output
+from experiments.report.settings import differing, labels, unlike
 from experiments.report.svg import Scale, text, ticks
+from experiments.report.texts import pieces, tokens_of
 from specdec.metrics import StepRow
 
 
@@ -79,12 +80,18 @@ def test_text_is_escaped(written: str) -> None:
     assert written not in text(written, 0, 0)
 
 
-def test_settings_that_differ_are_named_once_and_only_while_they_are_few() -> None:
+def test_settings_that_differ_are_named_once_and_uncommon_ones_alone_when_they_are_many() -> None:
     plain = {"drafter": "none", "sampling.seed": "0", "engine.threads": "1", "mode.threads": "1", "baseline": "off"}
     nextn = plain | {"drafter": "nextn", "drafter.num_draft_tokens": "3", "drafter.proposals": "greedy"}
     hot = nextn | {"sampling.seed": "1", "engine.threads": "2", "mode.threads": "2", "baseline": "auto"}
     assert differing([plain, nextn]) == ("drafter", "drafter.num_draft_tokens")
     assert differing([nextn, hot]) == ("sampling.seed", "engine.threads")
-    assert label_keys([nextn, hot]) == ("sampling.seed", "engine.threads")
-    assert named(hot, label_keys([nextn, hot])) == ["seed 1", "threads 2"]
-    assert label_keys([nextn, hot | {"drafter.proposals": "sampled"}]) == ()
+    assert labels([nextn, hot]) == [["seed 0", "threads 1"], ["seed 1", "threads 2"]]
+    sampled = nextn | {"drafter.proposals": "sampled"}
+    assert labels([nextn, nextn, sampled, hot]) == [[], [], ["proposals sampled"], ["seed 1", "threads 2"]]
+
+
+def test_unlike_settings_are_those_that_both_runs_have() -> None:
+    nextn = {"drafter": "nextn", "drafter.num_draft_tokens": "3", "drafter.proposals": "greedy", "baseline": "off"}
+    ngram = {"drafter": "ngram", "drafter.num_draft_tokens": "5", "drafter.max_ngram": "4", "baseline": "auto"}
+    assert unlike(nextn, ngram) == ("drafter", "drafter.num_draft_tokens")
