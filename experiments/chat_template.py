@@ -31,7 +31,7 @@ class ChatTemplate:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise ConfigError(
-                "turns need the tokenizer's chat template, and jinja2 is not installed: pip install jinja2, "
+                "turns need the tokenizer's chat template, and jinja2 is not installed: pip install jinja2 (extra hf), "
                 "or set target.params.chat_format=plain"
             ) from None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

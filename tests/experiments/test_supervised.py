@@ -175,6 +175,22 @@ def test_interrupt_of_the_sweep_alone_reaches_its_worker(
     assert failure_of(folder) == "interrupted"
 
 
+WITHOUT_TORCH = """
+import sys
+
+from experiments import run
+
+if __name__ == "__main__":
+    assert run.main(sys.argv[1:]) == 0
+    assert not {"torch", "backends", "drafters"} & set(sys.modules)
+"""
+
+
+def test_parent_of_a_sweep_imports_no_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *SWEEP, "target=toy", "drafter=ngram,none", "engine.threads=1"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CONF.parent)}, check=True, timeout=120)
+
+
 ONE_TASK = """
 import json
 import sys
