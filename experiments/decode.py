@@ -10,8 +10,8 @@ from experiments.targets import LoadedTarget
 from experiments.workloads import Row
 from specdec.engine import Engine
 from specdec.errors import CapacityError, WorkloadError
-from specdec.execution import Execution
 from specdec.request import Request, RequestOutput
+from specdec.rounds.execution import Execution
 from specdec.sampling_params import SamplingParams
 
 

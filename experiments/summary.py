@@ -11,11 +11,11 @@ from experiments.lossless import Judgement
 from experiments.near_ties import Parting, bound_text
 from experiments.speed import Timing, measured, ratio
 from specdec.bootstrap import Bootstrap, Estimate, estimates
-from specdec.execution import Execution
 from specdec.identities import check_identities
 from specdec.metrics import DEFINITIONS, Steps, accepted_histogram, loop_token_share
 from specdec.request import RequestOutput
-from specdec.round_times import RoundTimes
+from specdec.rounds.execution import Execution
+from specdec.rounds.times import RoundTimes
 from specdec.step_row import SCHEMA_VERSION, StepRow
 
 Number = Mapping[str, float | int | None]

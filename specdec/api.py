@@ -22,7 +22,6 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from specdec.cache.spec import CacheGroupSpec
-from specdec.draft_tree import ROOT, DraftTree
 from specdec.layout import ForwardMode, RoundLayout
 from specdec.sampling_types import (
     Coupling,
@@ -33,6 +32,7 @@ from specdec.sampling_types import (
     TargetSampling,
     TreeRows,
 )
+from specdec.trees.draft_tree import ROOT, DraftTree
 
 __all__ = [
     "CacheGroupSpec",

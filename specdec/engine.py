@@ -13,18 +13,18 @@ from specdec.admission import Admission
 from specdec.api import CacheGroupSpec, Drafter, Target, Verifier
 from specdec.cache.allocator import CacheManager
 from specdec.cache.tables import BlockTables
-from specdec.captured_round import CapturedRounds
-from specdec.eager_round import EagerRounds
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import ConfigError
-from specdec.execution import Execution, ExecutionTally, choose_graphs
 from specdec.noise import VocabularyNoise
 from specdec.records import RoundRecord, request_output, round_record, step_row
 from specdec.request import LiveRequest, Request, RequestOutput
-from specdec.round_parts import RoundParts, RoundResult
-from specdec.rounds import Committed, Drafted
+from specdec.rounds.captured import CapturedRounds
+from specdec.rounds.eager import EagerRounds
+from specdec.rounds.execution import Execution, ExecutionTally, choose_graphs
+from specdec.rounds.parts import RoundParts, RoundResult
+from specdec.rounds.steps import Committed, Drafted
 from specdec.scheduler import Batch, Scheduler
-from specdec.tree_support import check_trees
+from specdec.trees.support import check_trees
 
 __all__ = ["Engine", "EngineConfig", "RoundRecord"]
 

@@ -8,8 +8,8 @@ from enum import Enum
 from functools import cached_property
 from itertools import accumulate
 
-from specdec.draft_tree import DraftTree
 from specdec.errors import MetadataError
+from specdec.trees.draft_tree import DraftTree
 
 
 class ForwardMode(Enum):

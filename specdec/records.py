@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specdec.loops import mark_loops
 from specdec.request import LiveRequest, RequestOutput
-from specdec.rounds import Committed
+from specdec.rounds.steps import Committed
 from specdec.scheduler import Batch
 from specdec.step_row import StepRow
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec.draft_tree import DraftTree
 from specdec.sampling_params import SamplingParams
 from specdec.step_row import StepRow
 from specdec.stops import FinishReason, StopChecker
+from specdec.trees.draft_tree import DraftTree
 
 __all__ = ["FinishReason", "LiveRequest", "Request", "RequestOutput"]
 

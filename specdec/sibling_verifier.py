@@ -21,8 +21,8 @@ from specdec.rules.siblings import (
     judge_siblings,
     walk_tree,
 )
-from specdec.tree_matches import match_tree
-from specdec.tree_rows import Path, tree_rows
+from specdec.trees.matches import match_tree
+from specdec.trees.rows import Path, tree_rows
 from specdec.verifiers import RejectionVerifier
 
 RULES: dict[SiblingDraws | None, SiblingRule] = {

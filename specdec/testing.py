@@ -31,7 +31,7 @@ from specdec.request import Request, RequestOutput
 from specdec.sampling_params import SamplingParams
 from specdec.sibling_verifier import SiblingVerifier
 from specdec.toy import ScriptedTarget, TableDraft, TableTarget
-from specdec.tree_rows import path_to, tree_rows
+from specdec.trees.rows import path_to, tree_rows
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
 __all__ = [

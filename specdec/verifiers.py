@@ -18,7 +18,7 @@ from specdec.api import Coupling, Proposal, TargetSampling, Verdict
 from specdec.errors import UnsupportedError
 from specdec.rules import numbers
 from specdec.rules.chain import ChainRule, TokenRatioRule, leading_matches
-from specdec.tree_matches import match_tree, rows_of
+from specdec.trees.matches import match_tree, rows_of
 
 
 def _chain(proposal: Proposal, name: str, width: int) -> torch.Tensor:

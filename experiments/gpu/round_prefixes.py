@@ -14,10 +14,10 @@ from drafters.none import NoneDrafter
 from experiments.gpu.worlds import ROOM, World
 from specdec.api import LAST_LAYER, Drafter, DrafterNeeds, DraftSetup, PackedPass
 from specdec.noise import VocabularyNoise, stream_key
-from specdec.recorded_round import RoundTensors, record_round
 from specdec.request import LiveRequest, Request
-from specdec.round_arena import RoundArena
-from specdec.round_parts import RoundParts, sampling_request
+from specdec.rounds.arena import RoundArena
+from specdec.rounds.parts import RoundParts, sampling_request
+from specdec.rounds.recorded import RoundTensors, record_round
 from specdec.sampling import BatchSampling
 from specdec.sampling_params import SamplingParams
 from specdec.stops import StopChecker

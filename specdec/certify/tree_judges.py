@@ -12,9 +12,9 @@ from specdec.certify.findings import Counterexample, Finding
 from specdec.certify.judges import TOLERANCE, GivenSampling, UntiedError, point_law
 from specdec.certify.tables import Pair
 from specdec.certify.tree import BUSHY, THREE_SIBLINGS, TWO_SIBLINGS, Walk
-from specdec.draft_tree import ROOT, DraftTree
 from specdec.rules.siblings import judge_siblings
 from specdec.sibling_verifier import RULES
+from specdec.trees.draft_tree import ROOT, DraftTree
 
 MATCHES = "trees against the target's own choice"
 

@@ -11,12 +11,12 @@ from specdec.api import DraftSetup, PackedPass, TargetOutput
 from specdec.cache.tables import BlockTables
 from specdec.engine import Engine, EngineConfig
 from specdec.errors import CapacityError, ConfigError, MetadataError
-from specdec.graphs import GraphKey, GraphRunner
 from specdec.noise import VocabularyNoise
-from specdec.recorded_round import RoundTensors, record_round
 from specdec.request import Request, RequestOutput
-from specdec.round_arena import RoundArena
-from specdec.round_parts import RoundParts
+from specdec.rounds.arena import RoundArena
+from specdec.rounds.graphs import GraphKey, GraphRunner
+from specdec.rounds.parts import RoundParts
+from specdec.rounds.recorded import RoundTensors, record_round
 from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
 from specdec.sampling import BatchSampling, SamplingRequest
 from specdec.sampling_params import SamplingParams

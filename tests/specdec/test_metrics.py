@@ -18,7 +18,7 @@ from specdec.metrics import (
     accepted_histogram,
     loop_token_share,
 )
-from specdec.round_times import RoundTimes
+from specdec.rounds.times import RoundTimes
 
 GOLDEN = [(3, 3), (3, 1), (3, 0), (2, 2), (0, 0), (3, 2)]
 

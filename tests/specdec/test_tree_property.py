@@ -103,7 +103,7 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 3]),
     seed=st.integers(0, 3),
-    max_new_tokens=st.integers(1, 30),
+    max_new_tokens=st.integers(2, 30),
     min_new_tokens=st.integers(0, 2),
     stop=st.lists(st.text(WORDS, min_size=1, max_size=3), max_size=1).map(tuple),
     ignore_eos=st.booleans(),

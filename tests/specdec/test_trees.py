@@ -18,7 +18,7 @@ from specdec.rule_verifiers import BlockVerifier
 from specdec.sampling_params import SamplingParams
 from specdec.sibling_verifier import SiblingVerifier
 from specdec.testing import IidTarget, PlainDrafter, TableTarget, run_checked
-from specdec.tree_rows import matching_path, tree_rows
+from specdec.trees.rows import matching_path, tree_rows
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
 

@@ -11,7 +11,7 @@ from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture
 from experiments.gpu.worlds import World, WorldShape, make_world
 from specdec.errors import UnsupportedError
-from specdec.recorded_round import RecordedRound
+from specdec.rounds.recorded import RecordedRound
 
 CPU = torch.device("cpu")
 

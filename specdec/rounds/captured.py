@@ -12,13 +12,13 @@ import torch
 
 from specdec.api import GraphTarget, Proposal, TargetOutput
 from specdec.cache.tables import BlockTables
-from specdec.eager_round import EagerRounds
-from specdec.graphs import GraphKey, GraphRunner
-from specdec.recorded_round import RecordedRound, RoundTensors, record_round
 from specdec.request import LiveRequest
-from specdec.round_arena import RoundArena
-from specdec.round_parts import RoundParts, RoundResult, sampling_request
-from specdec.rounds import Drafted, Judged, commit, draft_limits, hand_out, judged_lines
+from specdec.rounds.arena import RoundArena
+from specdec.rounds.eager import EagerRounds
+from specdec.rounds.graphs import GraphKey, GraphRunner
+from specdec.rounds.parts import RoundParts, RoundResult, sampling_request
+from specdec.rounds.recorded import RecordedRound, RoundTensors, record_round
+from specdec.rounds.steps import Drafted, Judged, commit, draft_limits, hand_out, judged_lines
 from specdec.sampling import BatchSampling, SamplingRequest, SamplingVariant
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Batch

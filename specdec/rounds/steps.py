@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from specdec.api import DraftInput, Proposal, Tables, TargetOutput, Verdict
-from specdec.draft_tree import DraftTree
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.request import FinishReason, LiveRequest
 from specdec.sampling import BatchSampling
 from specdec.scheduler import Batch
-from specdec.tree_proposals import ordered_trees
+from specdec.trees.draft_tree import DraftTree
+from specdec.trees.proposals import ordered_trees
 
 FILLER_TOKEN = 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdec.api import GraphTarget, Target
 from specdec.engine_config import EngineConfig
 from specdec.errors import ConfigError
-from specdec.round_parts import RoundResult
+from specdec.rounds.parts import RoundResult
 
 US_PER_S = 1e6
 

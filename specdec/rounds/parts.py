@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdec.api import Drafter, Target, Verifier
 from specdec.noise import VocabularyNoise
 from specdec.request import LiveRequest
-from specdec.rounds import Committed, Drafted
+from specdec.rounds.steps import Committed, Drafted
 from specdec.sampling import BatchSampling, SamplingRequest
 
 MAX_CACHED_SAMPLINGS = 4

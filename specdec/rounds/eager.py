@@ -7,8 +7,8 @@ from time import perf_counter
 import torch
 
 from specdec.api import DraftInput, Proposal, Tables, TargetOutput, TreeTarget, TreeVerifier
-from specdec.round_parts import RoundParts, RoundResult, Samplings
-from specdec.rounds import (
+from specdec.rounds.parts import RoundParts, RoundResult, Samplings
+from specdec.rounds.steps import (
     Drafted,
     Judged,
     block_logits,
@@ -21,7 +21,7 @@ from specdec.rounds import (
     take_drafts,
 )
 from specdec.scheduler import Batch
-from specdec.tree_proposals import kept_layout, kept_rows
+from specdec.trees.proposals import kept_layout, kept_rows
 
 
 class EagerRounds:

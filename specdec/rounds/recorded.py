@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from specdec.api import DraftInput, GraphTarget, PackedPass, Proposal, RoundLayout, TargetOutput, Verdict
 from specdec.cache.tables import BlockTables
-from specdec.round_arena import RoundArena
-from specdec.round_parts import RoundParts
-from specdec.rounds import FILLER_TOKEN
+from specdec.rounds.arena import RoundArena
+from specdec.rounds.parts import RoundParts
+from specdec.rounds.steps import FILLER_TOKEN
 from specdec.sampling import BatchSampling
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from specdec.api import Proposal, TargetSampling, TreeRows, Verdict
-from specdec.tree_rows import matching_path, tree_rows
+from specdec.trees.rows import matching_path, tree_rows
 
 
 def rows_of(proposal: Proposal, width: int) -> TreeRows:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from specdec.api import ROOT, Proposal, RoundLayout
-from specdec.draft_tree import DraftTree
 from specdec.errors import MetadataError
+from specdec.trees.draft_tree import DraftTree
 
 
 def ordered_trees(proposal: Proposal, limits: Sequence[int]) -> tuple[Proposal, tuple[DraftTree | None, ...]]:
