@@ -15,7 +15,7 @@ HOSTILE = "<script>alert('&')</script>"
 VOID = {"meta"}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Element:
     """A tag with its attributes, all text below it, and the tags around it."""
 
@@ -29,7 +29,7 @@ class Element:
         return self.attributes.get("class", "").split()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Page(HTMLParser):
     """Every element of a page in order; fails on tags that are not closed in order."""
 

@@ -49,7 +49,7 @@ def marks(page: Page, tag: str, *, within: str) -> int:
 
 def test_one_run_has_every_view_but_the_comparing_one(one_page: Page) -> None:
     assert one_page.parts() == ALWAYS
-    assert len(one_page.all("svg")) == 4
+    assert len(one_page.all("svg")) == 6
     assert all(drawing.attributes["aria-label"] for drawing in one_page.all("svg"))
     links = [link.attributes["href"] for link in one_page.all("a")]
     assert links == [f"#{part}" for part in one_page.parts()]
@@ -95,7 +95,7 @@ def test_every_part_defines_its_figures(one_page: Page) -> None:
     assert {"tokens_per_step", "speedup", "loop_token_share", "n steps"} <= set(defined["runs"])
     assert defined["acceptance"] == ["survival", "conditional"]
     assert defined["accepted"] == ["draft_acceptance_rate"]
-    assert defined["categories"] == ["tokens_per_step"]
+    assert defined["categories"] == ["tokens_per_step", "speed-up by category"]
 
 
 def test_marks_are_those_of_the_summary(one: Path, one_page: Page) -> None:
@@ -126,12 +126,13 @@ def test_only_settings_that_differ_are_columns(page: Page, one_page: Page) -> No
 
 
 def test_several_runs_are_compared(page: Page) -> None:
-    assert page.parts() == [ALWAYS[0], "speedup", *ALWAYS[1:]]
+    assert page.parts() == ["runs", "speedup", "pareto", *ALWAYS[1:-1], "pair", "lossless"]
     runs, drafted, drafters = 5, 4, 2
     table = page.all("table", within="runs", kind="sortable")[0]
     assert len([row for row in page.all("tr", within="runs") if table in row.around]) == runs + 1
-    for part in ("acceptance", "accepted", "categories"):
+    for part in ("acceptance", "accepted"):
         assert len(page.all("svg", within=part)) == drafted
+    assert len(page.all("svg", within="categories")) == drafted + 2
     assert marks(page, "circle", within="speedup") == drafted + drafters
     assert len([line for line in page.all("line", within="speedup") if "one" in line.kinds]) == 1
     assert marks(page, "rect", within="time") == 3 * runs + 3

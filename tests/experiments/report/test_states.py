@@ -45,6 +45,10 @@ def test_every_state_is_listed_with_its_reason(
     (copies("no_config") / "config.resolved.yaml").unlink()
     (copies("bad_config") / "config.resolved.yaml").write_text("a: [1,\nb: {", encoding="utf-8")
     change(copies("other_version") / "summary.json", schema_version=99)
+    older = copies("older") / "summary.json"
+    change(older, schema_version=0, tokens_per_step={"value": 1.5, "low": 1.0, "high": 2.0, "n": 4})
+    content = json.loads(older.read_text(encoding="utf-8"))
+    older.write_text(json.dumps({k: v for k, v in content.items() if k != "loop_token_share"}), encoding="utf-8")
     change(copies("incomplete") / "summary.json", survival=None)
     (copies("not_text") / "summary.json").write_bytes(b"\xff\xfe\x00")
     out = tmp_path / "report.html"
@@ -64,6 +68,8 @@ def test_every_state_is_listed_with_its_reason(
     assert listed["failed"][1] == "ValueError: <b>no</b> such page"
     assert "whole rows of steps" in listed["running"][1]
     assert "99" in listed["other_version"][1]
+    remarks = [cell.text for cell in read_page(out).all("td", within="runs") if "schema version 0" in cell.text]
+    assert len(remarks) == 1 and "it has no loop_token_share" in remarks[0]
     printed = capsys.readouterr().out
     assert "failed: " in printed and "not finished: " in printed
 
@@ -93,7 +99,7 @@ def test_torn_rows_lose_the_last_line_and_broken_rows_their_views(
     assert main([str(tmp_path / "runs"), f"out={out}"]) == 0
     page = read_page(out)
     assert "#2 nextn, 3 drafted: its rows cannot be read" in page.all("p", kind="note")[0].text
-    assert len(page.all("svg", within="categories")) == 1
+    assert len(page.all("pre", within="tokens")) == 2
     assert len(page.all("svg", within="acceptance")) == 2
 
 
@@ -108,8 +114,11 @@ def test_an_empty_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ([], "name at least one folder"),
         (["nowhere"], "nowhere: there is no such folder"),
-        ([".", "ouf=x.html"], "the only key is out=FILE"),
+        ([".", "ouf=x.html"], "the keys are out=, pair="),
         ([".", "out="], "out= is empty"),
+        ([".", "pair=1"], "pair must be the numbers of two runs"),
+        ([".", "export=png"], "export must be svg or pdf"),
+        ([".", "out_dir=charts"], "needs export=svg"),
         ([".", "out=missing/report.html"], "its folder does not exist"),
         ([".", "out=."], "is a folder"),
         ([".", "out=thesis.html"], "is no report and would be lost"),
