@@ -216,8 +216,9 @@ class App:
             hydra_context=context, task_function=Capture(self.run), config=base
         )
         # The folders by name: other processes need neither this one's resolvers nor the hashes behind a name.
+        # In quotes: Hydra reads a bare 4675e82215186753 as a number, infinity.
         total = f"+hydra.job.env_set.{NUM_JOBS}={len(jobs)}"
-        lines = [[*job.overrides, f"hydra.sweep.subdir={job.folder.name}", total] for job in jobs]
+        lines = [[*job.overrides, f"hydra.sweep.subdir='{job.folder.name}'", total] for job in jobs]
         write_plan(sweep_dir, {job.folder.name: job.overrides for job in jobs})
         with Kept() as kept, children_ended():
             returns: Sequence[JobReturn] = launcher.launch(lines, initial_job_idx=0)

@@ -1,12 +1,15 @@
 """Sweeps: the grid is checked first, finished jobs are skipped, failing jobs end only themselves."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from experiments import run
 from experiments.app import shard_of
 from experiments.run_folder import Status, read_json, status_of
+from experiments.supervised import supervisor
 from specdec.errors import ConfigError
 
 Command = Callable[..., int]
@@ -72,6 +75,17 @@ def test_sweep_shares_a_baseline_and_counts_plain_decoding_once(run_here: Comman
     assert {status_of(job) for job in jobs} == {Status.DONE}
     assert all(read_json(job / "summary.json")["lossless"] is True for job in jobs)
     assert len(list((tmp_path / "multirun" / "adhoc" / "baselines").iterdir())) == 1
+
+
+def test_key_that_reads_as_a_number_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = "4675e82215186753"
+    try:
+        assert replace(run.app(), key=lambda config: key).main([*SWEEP, "drafter=ngram"]) == 0
+    finally:
+        supervisor().close()
+    (job,) = jobs_of(tmp_path / "multirun" / "adhoc")
+    assert (job.name, status_of(job)) == (key, Status.DONE)
 
 
 @pytest.mark.parametrize("before", [2, 5])
