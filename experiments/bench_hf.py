@@ -81,7 +81,10 @@ class Tally:
 class Theirs:
     """transformers' ``generate`` over the same file; counts calls of the model."""
 
-    def __init__(self, path: Path, eos_ids: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, path: Path, eos_ids: Sequence[int], dtype: torch.dtype, *, new_tokens: int = NEW_TOKENS
+    ) -> None:
+        self._new_tokens = new_tokens
         self._model = load_gguf(path, dtype=dtype).eval()
         self._eos_ids = list(eos_ids)
         self._num_calls = 0
@@ -99,7 +102,7 @@ class Theirs:
             ids_1T,
             attention_mask=torch.ones_like(ids_1T),
             do_sample=False,
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=self._new_tokens,
             eos_token_id=self._eos_ids,
             pad_token_id=self._eos_ids[0],
             **(settings if lookup else {}),

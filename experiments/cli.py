@@ -19,6 +19,7 @@ COMMANDS = {
     "gate": ("experiments.gate", "exit code 1 if a run is worse than an earlier one on the same prompts"),
     "reproduce": ("experiments.reproduce", "run a finished run again: the same rows and outputs?"),
     "fetch": ("experiments.fetch", "download a small real model into the cache: specdec fetch smollm2"),
+    "evidence": ("experiments.evidence.command", "every drafter on two small models, beside transformers' lookup"),
     "train": ("experiments.train", "train a target, or a drafter head for a target"),
     "import_logs": ("experiments.import_logs", "statistics of vLLM or SGLang as a run folder for report and compare"),
     "bench_cpu": ("experiments.bench_cpu", "how fast decoding on one CPU thread is"),

@@ -1,0 +1,120 @@
+"""Measures what is missing of every cell, prints the tables and keeps the figures."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import process_time
+
+import torch
+
+from experiments.checkpoints import folder_of
+from experiments.environment import environment_of, use_threads
+from experiments.evidence.cells import Cell
+from experiments.evidence.command import Wanted
+from experiments.evidence.figures import Measurement, figures_of, peer_table, table
+from experiments.evidence.measure import Bench
+from experiments.evidence.plan import (
+    NEW_TOKENS,
+    PLAIN,
+    SOURCES,
+    TEMPERATURES,
+    Prompt,
+    notes_on,
+    prompts_of,
+    waves,
+    ways_of,
+)
+from experiments.fingerprint import checkpoint_hash, code_hash, inputs_of
+from experiments.workloads import hash_of
+from specdec.errors import CapacityError, WorkloadError
+
+RESULT = Path(__file__).parents[1] / "results" / "drafters.json"
+KEPT = ("git_commit", "code_hash", "processor", "platform", "python", "packages", "threads", "dtype", "prompt_set_hash")
+S_PER_MINUTE = 60
+
+
+def collect(asked: Wanted, command: str) -> None:
+    """Obey a command line; raises SpecDecError."""
+    use_threads(1)
+    chosen = prompts_of(asked.builtin, asked.prompts, asked.limit)
+    blocks = _blocks(asked)
+    finished = _measure(asked, chosen, blocks)
+    names = {_name(prompt) for prompt in chosen}
+    measurements = [each.only(names) for block in blocks for each in block]
+    notes = [*notes_on(asked.heads), *([] if finished else ["stopped early: the same command goes on"])]
+    told = [table(measurements), "", peer_table(measurements), *(f"note: {note}" for note in notes)]
+    print("\n".join(told), flush=True)
+    if asked.save:
+        _save(command, chosen, measurements, notes)
+
+
+def _blocks(asked: Wanted) -> list[list[Measurement]]:
+    """The cells of each target and temperature, as they lie on disk; plain decoding is the first of each."""
+    blocks = []
+    for temperature in TEMPERATURES:
+        for target in asked.targets:
+            folder = folder_of(target)
+            assert folder is not None, "every target of the table has a checkpoint"
+            hashes = {"checkpoint": checkpoint_hash(folder), "code": code_hash(), "new_tokens": NEW_TOKENS[target]}
+            ways = ways_of(target, temperature, asked.heads)
+            cells = [Cell.open(asked.out / f"{way.key}.json", {**hashes, **way.settings}) for way in ways]
+            assert ways[0].name == PLAIN, "speed-ups are over the first"
+            blocks.append(
+                [Measurement(way=way, cell=cell, plain=cells[0]) for way, cell in zip(ways, cells, strict=True)]
+            )
+    return blocks
+
+
+def _measure(asked: Wanted, chosen: Sequence[Prompt], blocks: Sequence[Sequence[Measurement]]) -> bool:
+    """Fill the cells, a portion of prompts after the other; False when the time was up before."""
+    bench = Bench()
+    for number, wave in enumerate(waves(chosen), start=1):
+        for block in blocks:
+            for prompt in wave:
+                for each in block:
+                    if process_time() > asked.minutes * S_PER_MINUTE:
+                        return False
+                    _measure_one(bench, prompt, each)
+            way = block[0].way
+            done = f"{way.target}, temperature {way.temperature}, portion {number} of {len(waves(chosen))}"
+            print(f"{done}: {process_time():.0f} CPU seconds so far", file=sys.stderr, flush=True)
+    return True
+
+
+def _measure_one(bench: Bench, prompt: Prompt, each: Measurement) -> None:
+    name = _name(prompt)
+    if name in each.cell.requests:
+        return
+    plain = each.plain.requests.get(name)
+    if plain is None and each.way.name != PLAIN:
+        return
+    try:
+        found = bench.measure(each.way, prompt, () if plain is None else plain.output_ids)
+    except (CapacityError, WorkloadError) as error:
+        print(f"{each.way.key}: {prompt.row.id} is left out: {error}", file=sys.stderr)
+        return
+    each.cell.add(name, found)
+
+
+def _name(prompt: Prompt) -> str:
+    """Id of a prompt, and a hash of what it says."""
+    return f"{prompt.row.id} {hash_of([prompt.row])}"
+
+
+def _save(command: str, chosen: Sequence[Prompt], measurements: Sequence[Measurement], notes: Sequence[str]) -> None:
+    inputs = inputs_of(None, hash_of(prompt.row for prompt in chosen))
+    environment = environment_of(device=torch.device("cpu"), dtype=torch.float32, threads=1, seed=0, inputs=inputs)
+    content = {
+        "command": command,
+        **{key: environment[key] for key in KEPT},
+        "new_tokens": NEW_TOKENS,
+        "notes": list(notes),
+        "cells": {each.way.key: _all_figures(each) for each in measurements},
+    }
+    RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _all_figures(measurement: Measurement) -> Mapping[str, object]:
+    by_source = {source: found for source in SOURCES if (found := figures_of(measurement, source))}
+    return {"settings": measurement.way.settings, "all": figures_of(measurement), **by_source}

@@ -1,0 +1,99 @@
+"""``python -m experiments.evidence [KEY=VALUE]``: drafters on two targets at two temperatures, beside transformers."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdec.errors import ConfigError, SpecDecError
+
+EXIT_MISTAKE, EXIT_STOPPED = 2, 130
+USAGE = """usage: specdec evidence [prompts=FILE] [limit=12] [builtin=6] [targets=embedded,smollm2] [eagle3=FOLDER]
+                        [medusa=FOLDER] [minutes=60] [out=evidence] [save=true]
+
+Decodes the same prompts with every drafter on the embedded checkpoint and on SmolLM2, at temperature 0 (greedy rule)
+and 1 (gumbel rule), and with transformers' prompt lookup; prints tokens per step, survival by position, speed-up over
+plain decoding and exactness. One thread, one request at a time; all ways take turns on each prompt.
+
+  prompts=FILE   JSON lines as of workload=file, for example Spec-Bench's questions; first turns only
+  limit=N        prompts of the file, one of each category in turn; builtin=N as many of the built-in ones
+  eagle3=FOLDER, medusa=FOLDER   trained heads for SmolLM2 (python -m experiments.train)
+  minutes=N      stop after N minutes of CPU time; the same command goes on where it stopped
+  out=FOLDER     one file per target, temperature and drafter; finished requests in them are kept
+  save=true      write the figures to experiments/results/drafters.json
+
+Times are CPU seconds of the process: on a shared machine the clock also measures the others. SmolLM2 must be fetched
+first (python -m experiments.fetch smollm2)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a command line asks for."""
+
+    prompts: Path | None = None
+    limit: int = 12
+    builtin: int = 6
+    targets: tuple[str, ...] = ("embedded", "smollm2")
+    heads: Mapping[str, Path] = field(default_factory=dict)
+    minutes: float = 60.0
+    out: Path = Path("evidence")
+    save: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(USAGE)
+        return 0
+    try:
+        asked = wanted(given)
+        from experiments.evidence.collect import collect  # here, since --help must not wait for torch
+
+        collect(asked, "python -m experiments.evidence " + " ".join(_shown(word) for word in given))
+    except KeyboardInterrupt:
+        print("stopped: finished requests are kept, and the same command goes on", file=sys.stderr)
+        return EXIT_STOPPED
+    except (SpecDecError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_MISTAKE
+    return 0
+
+
+def _shown(word: str) -> str:
+    """A word of the command without the place of a file on this machine."""
+    key, _, value = word.partition("=")
+    return f"{key}={Path(value).name}" if "/" in value else word
+
+
+def wanted(arguments: Sequence[str]) -> Wanted:
+    """Read a command line; raises ConfigError."""
+    known = ("prompts", "limit", "builtin", "targets", "eagle3", "medusa", "minutes", "out", "save")
+    settings: dict[str, str] = {}
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if not equals or key not in known:
+            raise ConfigError(f"{word}: the keys are {', '.join(known)} (KEY=VALUE)")
+        settings[key] = value
+    targets = tuple(settings.get("targets", "embedded,smollm2").split(","))
+    if not set(targets) <= {"embedded", "smollm2"}:
+        raise ConfigError(f"targets must be embedded, smollm2 or both, got {settings['targets']!r}")
+    if settings.get("save", "false") not in ("true", "false"):
+        raise ConfigError(f"save must be true or false, got {settings['save']!r}")
+    return Wanted(
+        prompts=Path(settings["prompts"]) if "prompts" in settings else None,
+        limit=_count(settings, "limit", 12),
+        builtin=_count(settings, "builtin", 6),
+        targets=targets,
+        heads={name: Path(settings[name]) for name in ("eagle3", "medusa") if name in settings},
+        minutes=_count(settings, "minutes", 60),
+        out=Path(settings.get("out", "evidence")),
+        save=settings.get("save") == "true",
+    )
+
+
+def _count(settings: Mapping[str, str], key: str, default: int) -> int:
+    value = settings.get(key, str(default))
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{key} must be a number from 1 on, got {value!r}")
+    return int(value)
