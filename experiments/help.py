@@ -5,6 +5,7 @@ Nothing is composed and no model code is imported, so that help is there at once
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ def help_text(
     lines += ["", "keys:"]
     for group in chosen:
         lines += _key_lines(conf / group, group)
-    lines += [f"  {key}={_shown(value)}" for key, value in primary.items() if key not in ("defaults", "hydra")]
+    meanings = _meanings(conf / f"{config}.yaml")
+    for key, value in primary.items():
+        if key not in ("defaults", "hydra"):
+            lines.append(f"  {key}={_shown(value)}".ljust(KEY_WIDTH) + "  " + meanings[key])
     lines += ["", "Hydra's own: --cfg job prints the configuration, --hydra-help lists the rest."]
     return "\n".join(lines)
 
@@ -80,6 +84,16 @@ def _key_lines(folder: Path, group: str) -> list[str]:
         for line in _lines_of(_settings(path), prefix):
             options.setdefault(line, []).append(path.stem)
     return [line if len(names) == len(paths) else f"{line}  ({', '.join(names)})" for line, names in options.items()]
+
+
+def _meanings(path: Path) -> dict[str, str]:
+    """The comment line right above each key of a primary configuration, empty where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {
+        line.partition(":")[0]: above[2:] if above.startswith("# ") else ""
+        for above, line in pairwise(["", *lines])
+        if line[:1].isalpha()
+    }
 
 
 def _settings(path: Path) -> DictConfig:

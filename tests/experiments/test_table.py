@@ -55,3 +55,4 @@ def test_help_lists_every_option_and_key_with_what_is_allowed() -> None:
     assert "drafter=nextn*" in text
     assert "engine.repeats=1" in text and "an integer, at least 1" in text
     assert "require_lossless=false" in text
+    assert "i/n: run the i-th (from 0) of n parts of a sweep" in text
