@@ -181,6 +181,16 @@ class DraftInput:
     tables: Tables
     packed: PackedPass | None = None
 
+    def newest_rows(self) -> torch.Tensor:
+        """Packed row [B] int64 of each request's newest committed token in an eager round.
+
+        It never leaves the request's own rows: a count of 0 (nothing committed at the context limit) takes the first
+        of them, one beyond them the last.
+        """
+        starts_B1 = torch.tensor(self.layout.query_starts, dtype=torch.int64).to(self.num_committed_B.device)
+        newest_B = starts_B1[:-1] + self.num_committed_B.clamp(min=1).minimum(starts_B1.diff()) - 1
+        return newest_B.clamp(min=0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetOutput:

@@ -69,11 +69,9 @@ class Eagle3Backend:
             call = _call(layout, members, device)
             own_BQD = self._run(call, fused_TD[call.index_BQ], inputs.next_tokens_T[call.index_BQ])
             own_TD[call.packed_T] = own_BQD[call.batch_T, call.column_T]
-        starts_B1 = torch.tensor(layout.query_starts, dtype=torch.int64).to(device)
-        newest_B = starts_B1[:-1] + inputs.num_committed_B.clamp(min=1).minimum(starts_B1.diff()) - 1
         self._rows_B = torch.tensor(layout.rows, dtype=torch.int64).to(device)
         self._num_slots = max(layout.seq_lens, default=0)
-        self._own_BD = own_TD[newest_B.clamp(min=0)]
+        self._own_BD = own_TD[inputs.newest_rows()]
         self._nodes = TreeNodes(self._own_BD)
         return self.model.target_logits(self._own_BD)
 

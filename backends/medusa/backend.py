@@ -31,9 +31,7 @@ class MedusaBackend:
             raise MetadataError(
                 "Medusa drafting needs the target's last states (hidden_layers=(LAST_LAYER,)), got none"
             )
-        starts_B1 = torch.tensor(inputs.layout.query_starts, dtype=torch.int64).to(inputs.hidden_TD.device)
-        newest_B = starts_B1[:-1] + inputs.num_committed_B.clamp(min=1).minimum(starts_B1.diff()) - 1
-        self._states_BD = self._head_input(inputs.hidden_TD[newest_B.clamp(min=0)])
+        self._states_BD = self._head_input(inputs.hidden_TD[inputs.newest_rows()])
         self._number = 0
         return self.model.logits(self._states_BD, 0)
 
