@@ -1,7 +1,8 @@
 """DeepseekV4AttentionBackend: the paged V4 attention behind the method names that serving engines use.
 
 A thin facade: ``init_forward_metadata`` returns a value and the caller passes it on; there is no current
-metadata, nothing is chosen by counting tokens, and no call depends on an earlier one.
+metadata, nothing is chosen by counting tokens, and no call depends on an earlier one. The buffers of captured passes
+are for engines that record such a pass themselves; the rounds of ``specdec.rounds`` record ``target.forward_packed``.
 """
 
 from dataclasses import dataclass

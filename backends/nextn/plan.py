@@ -1,8 +1,7 @@
 """The single-token step of a draft: its plan and the buffers that hold it; knows no weights.
 
 ``plan_step`` is pure device work on lengths that may never have been on the host. ``StepBuffers`` are made once
-and only copied into, so that a captured step finds every tensor at the same address. Letters: see
-``backends.deepseek_v4.plan_types``.
+and only copied into. Letters: see ``backends.deepseek_v4.plan_types``.
 """
 
 import torch
@@ -15,16 +14,12 @@ from specdec.api import GroupTable
 from specdec.layout import ForwardMode
 
 
-def plan_step(
-    seq_lens_B: torch.Tensor, table: GroupTable, spec: PlanSpec, valid_B: torch.Tensor | None = None
-) -> ForwardPlan:
+def plan_step(seq_lens_B: torch.Tensor, table: GroupTable, spec: PlanSpec) -> ForwardPlan:
     """Plan of one token per request at position ``seq_lens_B - 1`` (lengths int64, including that token).
 
-    Requests that are not valid see nothing and write nothing.
+    Requests without pages see nothing and write nothing.
     """
     starts_B = seq_lens_B - 1
-    if valid_B is not None:
-        starts_B = torch.where(valid_B, starts_B, -1)
     window = range(1 - spec.window_tokens, 1)
     slots_BW = range_slots(table, None, starts_B, window, spec.rows_per_page(SWA_GROUP))
     num_reqs = len(seq_lens_B)
@@ -35,7 +30,7 @@ def plan_step(
         num_prefill_reqs=0,
         num_prefill_tokens=0,
         positions_T=starts_B.clamp(min=0),
-        valid_T=valid_B,
+        valid_T=None,
         write_slots={SWA_GROUP: slots_BW[:, -1]},
         boundaries={},
         segments=(window_segment(slots_BW, first=0, width=1, is_prefill=False, spec=spec),),
@@ -45,8 +40,8 @@ def plan_step(
 class StepBuffers:
     """The persistent tensors of a draft step for up to ``max_batch`` requests.
 
-    Holds tensors between calls because a captured step reads them by address: the plan's, and the draft's own
-    streams [max_batch, S, D], which one step writes and the next one reads.
+    Holds tensors between calls because making them costs a small step much of its time: the plan's, and the draft's
+    own streams [max_batch, S, D], which one step writes and the next one reads.
     """
 
     def __init__(self, *, max_batch: int, streams_shape: tuple[int, int], spec: PlanSpec, like: torch.Tensor) -> None:

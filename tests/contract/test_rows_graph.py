@@ -102,10 +102,9 @@ def test_row_44_a_captured_draft_step_advances_in_place(small):
     first = backend.init_forward_metadata_capture_cuda_graph(capture)
     live = small.window([70, 4], [[10, 11], [20, -1]], [0, 0], num_tokens=16)
     buffers = backend.init_forward_metadata_replay_cuda_graph(live, 4)
-    valid_B = buffers.valid_T[::4]
-    step = plan_step(torch.tensor([71, 4, 2, 2]), buffers.tables[SWA], backend.spec, valid_B)
+    step = plan_step(torch.tensor([71, 4, 2, 2]), buffers.tables[SWA], backend.spec)
     assert step.num_tokens == 4
-    assert step.valid_T.tolist() == [True, True, False, False]
+    assert buffers.valid_T[::4].tolist() == [True, True, False, False]
     assert step.positions_T[:2].tolist() == [70, 3]
     assert step.write_slots[SWA].tolist() == [11 * 64 + 6, 20 * 64 + 3, -1, -1]
     address = first.plan.segments[0].window_slots_GK.data_ptr()

@@ -8,9 +8,7 @@ import torch
 
 from backends.deepseek_v4.forward_inputs import ForwardInputs
 from backends.deepseek_v4.graph_state import GraphStateInputs, copy_plan, pad_tables
-from backends.nextn.backend import NextNBackend
-from backends.nextn.config import NextNBackendConfig
-from specdec.api import LAST_LAYER, GroupTable
+from specdec.api import GroupTable
 from specdec.cache.sizing import table_columns
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.layout import ForwardMode, RoundLayout
@@ -183,43 +181,6 @@ def test_padded_tables_pass_through_when_full():
     assert pad_tables({"g": padded}, 3)["g"] is padded
     with pytest.raises(MetadataError, match="3 table rows exceed 2"):
         pad_tables({"g": padded}, 2)
-
-
-def test_captured_draft_equals_eager_draft_with_padding(graph_world, text):
-    world = graph_world
-    draft = NextNBackend.build(world.nextn, world.target, NextNBackendConfig(max_batch=4))
-    draft.init_cuda_graph_state(graph_inputs(draft.cache_groups))
-    start = 61
-    out = world.run([(2, 0, text[:start])], hidden_layers=(LAST_LAYER,), num_prefill_reqs=1)
-    prompt = [(2, 0, text[:start])]
-    draft.begin_draft(world.draft_input(prompt, text[1 : start + 1], out.hidden_TD, num_committed=[start]))
-    chunk = [(2, start, text[start : start + WIDTH])]
-    out = world.run(chunk, hidden_layers=(LAST_LAYER,))
-    following = text[start + 1 : start + 1 + WIDTH]
-    inputs = world.draft_input(chunk, following, out.hidden_TD, num_committed=[2])
-    eager = [draft.begin_draft(inputs)]
-    for step in (1, 2):
-        draft.advance_draft_forward_metadata(inputs.seq_lens_B + step)
-        eager.append(draft.forward(torch.tensor([text[step]])))
-
-    draft.init_forward_metadata_capture_cuda_graph(decode_inputs(world, range(4), [0] * 4, num_reqs=4))
-    captured_inputs = decode_inputs(world, [2], [start], num_reqs=4)
-    captured_inputs = with_tables(captured_inputs, inputs.tables)
-    buffers = draft.init_forward_metadata_replay_cuda_graph(captured_inputs, 4)
-    hidden_TD = torch.nn.functional.pad(out.hidden_TD, (0, 0, 0, 3 * WIDTH))
-    next_T = torch.tensor(following + [0] * (3 * WIDTH))
-    committed_B = torch.tensor([2, 1, 1, 1])
-    logits = [
-        draft.begin_captured_draft(buffers, hidden_TD=hidden_TD, next_tokens_T=next_T, num_committed_B=committed_B)
-    ]
-    lengths_B = torch.tensor([start + 2, 1, 1, 1])
-    for step in (1, 2):
-        draft.advance_draft_forward_metadata(lengths_B + step)
-        logits.append(draft.forward(torch.tensor([text[step], 0, 0, 0])))
-        assert draft.step_plan.write_slots["v4.swa_kv"][1:].tolist() == [-1, -1, -1]
-    for one, other in zip(eager, logits, strict=True):
-        torch.testing.assert_close(other[:1], one, atol=2e-5, rtol=1e-4)
-        assert other.isfinite().all()
 
 
 @pytest.mark.gpu

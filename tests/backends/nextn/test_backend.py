@@ -1,9 +1,11 @@
 """The paged NextN backend gives what the whole-sequence one gives, catch-up and single steps alike."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from backends.nextn.backend import NextNBackend, newest_rows
+from backends.nextn.backend import NextNBackend
 from backends.nextn.config import NextNBackendConfig
 from backends.nextn.plan import plan_step
 from drafters.nextn import NextnConfig
@@ -165,6 +167,11 @@ def test_the_backend_is_a_draft_backend_and_drafts_through_the_drafter(world, te
     assert proposal.tokens_BK.tolist() == [known[34:]]
 
 
-def test_newest_rows_stay_within_their_request():
-    assert newest_rows(torch.tensor([0, 4, 8, 12, 16]), torch.tensor([0, 1, 4, 99])).tolist() == [0, 4, 11, 15]
-    assert newest_rows(torch.tensor([0, 2, 6, 10]), torch.tensor([2, 0, 4])).tolist() == [1, 2, 9]
+@pytest.mark.parametrize(
+    ("lengths", "committed", "newest"),
+    [((4, 4, 4, 4), [0, 1, 4, 99], [0, 4, 11, 15]), ((2, 4, 4), [2, 0, 4], [1, 2, 9])],
+)
+def test_newest_rows_stay_within_their_request(world, text, lengths, committed, newest):
+    chunks = [(row, 0, text[:length]) for row, length in enumerate(lengths)]
+    inputs = world.draft_input(chunks, text[: sum(lengths)], None, num_committed=[0] * len(lengths))
+    assert replace(inputs, num_committed_B=torch.tensor(committed)).newest_rows().tolist() == newest

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends.deepseek_v4.graph_state import pad_tables
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.target import packed_pass
 from backends.nextn.backend import NextNBackend
@@ -80,6 +81,45 @@ def test_the_draft_catches_up_and_steps_like_the_planned_one(pair, text):
             logits.append(draft.forward(torch.tensor([5, 7 + step], device=world.device)))
         results.append(torch.stack(logits))
     torch.testing.assert_close(results[0], results[1], **CLOSE)
+
+
+def test_padding_requests_leave_a_packed_draft_alone(world_of, text):
+    world, width, start = world_of(kernels=Kernels.REFERENCE), 3, 61
+    eager, packed = (NextNBackend.build(world.nextn, world.target, NextNBackendConfig(max_batch=4)) for _ in range(2))
+    prompt = [(2, 0, text[:start])]
+    out = world.run(prompt, hidden_layers=(LAST_LAYER,), num_prefill_reqs=1)
+    for draft in (eager, packed):
+        draft.begin_draft(world.draft_input(prompt, text[1 : start + 1], out.hidden_TD, num_committed=[start]))
+    chunk = [(2, start, text[start : start + width])]
+    out = world.run(chunk, hidden_layers=(LAST_LAYER,))
+    following = text[start + 1 : start + 1 + width]
+    inputs = world.draft_input(chunk, following, out.hidden_TD, num_committed=[2])
+    positions_T = torch.full((4 * width,), -1, dtype=torch.int32)
+    positions_T[:width] = torch.arange(start, start + width)
+    padded = PackedPass(
+        tokens_T=torch.zeros(4 * width, dtype=torch.int64),
+        positions_T=positions_T,
+        reqs_T=torch.arange(4, dtype=torch.int32).repeat_interleave(width),
+        tables=pad_tables(inputs.tables, 4),
+    )
+    first = (
+        eager.begin_draft(inputs),
+        packed.begin_packed_draft(
+            padded,
+            hidden_TD=torch.nn.functional.pad(out.hidden_TD, (0, 0, 0, 3 * width)),
+            next_tokens_T=torch.tensor([*following, *[0] * (3 * width)]),
+            num_committed_B=torch.tensor([2, 1, 1, 1]),
+        ),
+    )
+    rounds = [first]
+    for step in (1, 2):
+        eager.advance_draft_forward_metadata(inputs.seq_lens_B + step)
+        packed.advance_draft_forward_metadata(torch.tensor([start + 2, 1, 1, 1]) + step)
+        token = text[step]
+        rounds.append((eager.forward(torch.tensor([token])), packed.forward(torch.tensor([token, 0, 0, 0]))))
+    for one_BV, four_BV in rounds:
+        torch.testing.assert_close(four_BV[:1], one_BV, **CLOSE)
+        assert four_BV.isfinite().all()
 
 
 @pytest.mark.gpu
