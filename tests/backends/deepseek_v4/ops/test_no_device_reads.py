@@ -8,7 +8,6 @@ from backends.deepseek_v4.ops.dense_indices import dense_indices, dense_local_in
 from backends.deepseek_v4.ops.gather_slots import gather_slots
 from backends.deepseek_v4.ops.indexer_plan import indexer_plan
 from backends.deepseek_v4.ops.page_lookup import mask_requests
-from backends.deepseek_v4.ops.prefill_indices import PrefillWorkspace, prefill_indices
 from backends.deepseek_v4.ops.slot_mapping import mask_slots, slot_mapping
 from backends.deepseek_v4.ops.topk_slots import topk_slots
 from backends.deepseek_v4.ops.window_indices import window_indices, window_state_slots
@@ -35,8 +34,6 @@ def test_index_functions():
     assert dense_local_indices(positions, 128, 7)[0].shape == (6, 7)
     assert gather_slots(pages, base, ints(3), 64, 11, base).shape == (11,)
     assert indexer_plan(positions, reqs, pages, 4, 64, 320).pages_TM.shape == (6, 5)
-    space = PrefillWorkspace(ratio=4, window=8, compressed_rows=9, raw_rows=20)
-    assert prefill_indices(positions, reqs, ints(6, 3), base, space)[0].shape == (6, 128)
 
 
 FORMATS = [kv_rows(d, head_dim=512, rope_dim=64, rows_per_page=64) for d in ("fp8", "bf16", "fp32")]
