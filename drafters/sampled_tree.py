@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafters.tree_growth import NEVER, GrowsTrees
+from drafters.tree_growth import NEVER, GrowsTrees, kept_nodes
 from specdec.api import ROOT, DraftInput, Proposal, SiblingDraws
 
 
@@ -103,23 +103,16 @@ def _packed(levels: list[_Level], limits_B: torch.Tensor, draws: SiblingDraws) -
     tokens_BC = torch.cat([level.tokens_BC for level in levels], dim=1)
     parents_BC = torch.cat([level.parents_BC for level in levels], dim=1)
     exists_BC = torch.cat([level.scores_BC for level in levels], dim=1) > NEVER
-    number_BC = exists_BC.cumsum(dim=1) - 1
-    is_kept_BC = exists_BC & (number_BC < limits_B[:, None])
-    num_B = is_kept_BC.sum(dim=1)
-    width = max(int(num_B.max()), 1)
-    chosen_BK = is_kept_BC.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
-    parents_BK = parents_BC.gather(1, chosen_BK)
-    is_node_BK = torch.arange(width, device=num_B.device) < num_B[:, None]
-    is_first_BK = (parents_BK == ROOT) | ~is_node_BK
+    kept = kept_nodes(exists_BC & (exists_BC.cumsum(dim=1) <= limits_B[:, None]), parents_BC)
     laws = [level.probs_BCV for level in levels if level.probs_BCV is not None]
     probs_BKV = None
     if laws:
         all_BCV = torch.cat(laws, dim=1)
-        probs_BKV = all_BCV.gather(1, chosen_BK[..., None].expand(-1, -1, all_BCV.shape[2]))
+        probs_BKV = all_BCV.gather(1, kept.index_BK[..., None].expand(-1, -1, all_BCV.shape[2]))
     return Proposal(
-        tokens_BK=tokens_BC.gather(1, chosen_BK),
-        num_drafted_B=num_B,
+        tokens_BK=tokens_BC.gather(1, kept.index_BK),
+        num_drafted_B=kept.num_B,
         probs_BKV=probs_BKV,
-        parents_BK=torch.where(is_first_BK, ROOT, number_BC.gather(1, parents_BK.clamp(min=0))),
+        parents_BK=kept.parents_BK,
         sibling_draws=draws if laws else None,
     )

@@ -132,15 +132,40 @@ def _kept(all_nodes: Candidates, limits_B: torch.Tensor) -> Proposal:
         1, order_BC, torch.arange(order_BC.shape[1], device=order_BC.device).expand_as(order_BC)
     )
     is_kept_BC = (rank_BC < limits_B[:, None]) & (all_nodes.scores > NEVER)
+    kept = kept_nodes(is_kept_BC, all_nodes.parents)
+    return Proposal(
+        tokens_BK=all_nodes.tokens.gather(1, kept.index_BK), num_drafted_B=kept.num_B, parents_BK=kept.parents_BK
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptNodes:
+    """Nodes that stay, packed to the left.
+
+    index_BK    int64 index of each among the candidates
+    parents_BK  int64 index of its parent among those that stay, ROOT for none
+    num_B       int64 how many there are
+    """
+
+    index_BK: torch.Tensor
+    parents_BK: torch.Tensor
+    num_B: torch.Tensor
+
+
+def kept_nodes(is_kept_BC: torch.Tensor, parents_BC: torch.Tensor) -> KeptNodes:
+    """The candidates that are kept, in their order, with renumbered parents; reads their number on the host.
+
+    parents_BC  int64 index among the candidates, ROOT for none; the parent of a kept node is kept, too
+    """
     number_BC = is_kept_BC.cumsum(dim=1) - 1
     num_B = is_kept_BC.sum(dim=1)
     width = max(int(num_B.max()), 1)
-    chosen_BK = is_kept_BC.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
-    parents_BK = all_nodes.parents.gather(1, chosen_BK)
-    renumbered = number_BC.gather(1, parents_BK.clamp(min=0))
-    is_node = torch.arange(width, device=num_B.device) < num_B[:, None]
-    return Proposal(
-        tokens_BK=all_nodes.tokens.gather(1, chosen_BK),
-        num_drafted_B=num_B,
-        parents_BK=torch.where((parents_BK == ROOT) | ~is_node, ROOT, renumbered),
+    index_BK = is_kept_BC.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
+    parents_BK = parents_BC.gather(1, index_BK)
+    is_node_BK = torch.arange(width, device=num_B.device) < num_B[:, None]
+    renumbered_BK = number_BC.gather(1, parents_BK.clamp(min=0))
+    return KeptNodes(
+        index_BK=index_BK,
+        parents_BK=torch.where((parents_BK == ROOT) | ~is_node_BK, ROOT, renumbered_BK),
+        num_B=num_B,
     )
