@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from drafters.common import check_num_draft_tokens
+from drafters.common import check_num_draft_tokens, own_limits
 from drafters.lengths import FixedLength, LengthPolicy, MovingAverage, Outcome, UpperConfidence
-from drafters.wrapping import check_is_drafter, limited, on_the_host, own_limits
+from drafters.wrapping import check_is_drafter, limited, on_the_host
 from specdec.api import (
     Draft,
     Drafter,

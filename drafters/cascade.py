@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from drafters.common import check_num_draft_tokens
-from drafters.wrapping import check_is_drafter, hidden_of, joined_needs, limited, own_limits, sees_every_pass
+from drafters.common import check_num_draft_tokens, own_limits
+from drafters.wrapping import check_is_drafter, hidden_of, joined_needs, limited, sees_every_pass
 from specdec.api import Drafter, DrafterConfig, DrafterNeeds, DraftInput, DraftSetup, Proposal, SiblingDraws
 from specdec.errors import ConfigError, UnsupportedError
 

@@ -1,19 +1,42 @@
-"""What the drafters of this package share: the limit of a draft, and a proposal made from host lists."""
+"""What the drafters of this package share: limits of drafts and trees, and proposals made from draws or host lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.api import ROOT, Proposal
+from specdec.api import ROOT, Draft, DraftInput, Proposal
 from specdec.checks import integer
 
 MAX_DRAFT_TOKENS = 31
+MAX_TREE_WIDTH = 16
 
 
 def check_num_draft_tokens(value: object) -> int:
     """An integer from 1 to 31; raises ConfigError that names ``drafter.num_draft_tokens`` otherwise."""
     return integer("num_draft_tokens", value, low=1, high=MAX_DRAFT_TOKENS, where="drafter.num_draft_tokens")
+
+
+def check_tree(width: object, depth: object) -> None:
+    """Raise ConfigError for a shape of trees that is out of range."""
+    integer("tree_width", width, low=0, high=MAX_TREE_WIDTH, where="drafter.tree_width")
+    integer("tree_depth", depth, low=1, high=MAX_DRAFT_TOKENS, where="drafter.tree_depth")
+
+
+def own_limits(inputs: DraftInput) -> tuple[int, ...]:
+    """Most tokens for each request; 0 for one that wants nothing."""
+    return tuple(limit if wanted else 0 for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True))
+
+
+def drawn_proposal(drafts: Sequence[Draft], num_drafted_B: torch.Tensor) -> Proposal:
+    """One chain per request from the draws of consecutive draft steps, with their laws where the view reports them."""
+    laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
+    assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
+    return Proposal(
+        tokens_BK=torch.stack([draft.tokens_B for draft in drafts], dim=1),
+        num_drafted_B=num_drafted_B,
+        probs_BKV=torch.stack(laws, dim=1) if laws else None,
+    )
 
 
 def proposal_of(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal | None:

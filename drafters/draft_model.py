@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafters.common import MAX_DRAFT_TOKENS, check_num_draft_tokens
+from drafters.common import check_num_draft_tokens, check_tree, drawn_proposal, own_limits
 from drafters.sampled_tree import SampledShape, draw_tree
 from drafters.tree_growth import GrowsTrees, Growth, grow
 from specdec.api import (
@@ -22,12 +22,11 @@ from specdec.api import (
     Proposal,
     SiblingDraws,
 )
-from specdec.checks import integer, one_of
+from specdec.checks import one_of
 from specdec.errors import ConfigError, UnsupportedError
 
 LOADER = "experiments.hf.load_draft"
 CHOSEN = "chosen"
-MAX_TREE_WIDTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +54,7 @@ class DraftModelConfig:
     def __post_init__(self) -> None:
         check_num_draft_tokens(self.num_draft_tokens)
         one_of("proposals", self.proposals, ("sampled", "greedy"), where="drafter.proposals")
-        integer("tree_width", self.tree_width, low=0, high=MAX_TREE_WIDTH, where="drafter.tree_width")
-        integer("tree_depth", self.tree_depth, low=1, high=MAX_DRAFT_TOKENS, where="drafter.tree_depth")
+        check_tree(self.tree_width, self.tree_depth)
         one_of("siblings", self.siblings, (CHOSEN, *(draws.value for draws in SiblingDraws)), where="drafter.siblings")
 
     @property
@@ -86,10 +84,7 @@ class DraftModelDrafter:
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
         """Catch up, then draft token by token: token i, for position ``seq_lens + 1 + i``, is fed there."""
-        limits = [
-            min(limit, self.num_draft_tokens) if wanted else 0
-            for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True)
-        ]
+        limits = [min(limit, self.num_draft_tokens) for limit in own_limits(inputs)]
         num_steps = max(limits, default=0)
         if num_steps == 0:
             return None
@@ -102,7 +97,7 @@ class DraftModelDrafter:
             self._backend.advance_draft_forward_metadata(inputs.seq_lens_B + 1 + last_step_B.clamp(max=step))
             logits_BV = self._backend.forward(drafts[-1].tokens_B)
             drafts.append(self._draw(inputs, logits_BV, offset=step + 1))
-        return _proposal(drafts, limits_B)
+        return drawn_proposal(drafts, limits_B)
 
     def _draw(self, inputs: DraftInput, logits_BV: torch.Tensor, *, offset: int) -> Draft:
         return inputs.sampling.draw(logits_BV, inputs.seq_lens_B + offset, greedy=self._greedy)
@@ -134,13 +129,3 @@ class TreeModelDrafter:
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nothing to drop; see ``DraftModelDrafter``."""
-
-
-def _proposal(drafts: list[Draft], limits_B: torch.Tensor) -> Proposal:
-    laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
-    assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
-    return Proposal(
-        tokens_BK=torch.stack([draft.tokens_B for draft in drafts], dim=1),
-        num_drafted_B=limits_B,
-        probs_BKV=torch.stack(laws, dim=1) if laws else None,
-    )

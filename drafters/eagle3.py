@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from drafters.common import MAX_DRAFT_TOKENS, check_num_draft_tokens
+from drafters.common import check_num_draft_tokens, check_tree
 from drafters.nextn import NextnConfig, NextnDrafter
 from drafters.tree_growth import GrowsTrees, Growth, grow
 from specdec.api import DraftBackend, Drafter, DrafterNeeds, DraftInput, DraftSetup, Proposal
-from specdec.checks import integer, one_of
+from specdec.checks import one_of
 from specdec.errors import ConfigError, UnsupportedError
 
 LOADER = "experiments.heads.load_eagle3_head"
-MAX_TREE_WIDTH = 16
 
 
 @runtime_checkable
@@ -125,9 +124,3 @@ class StateDrafter:
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nothing to drop: the next catch-up rewrites the draft cache of a reused row."""
-
-
-def check_tree(width: object, depth: object) -> None:
-    """Raise ConfigError for a shape of trees that is out of range."""
-    integer("tree_width", width, low=0, high=MAX_TREE_WIDTH, where="drafter.tree_width")
-    integer("tree_depth", depth, low=1, high=MAX_DRAFT_TOKENS, where="drafter.tree_depth")

@@ -6,8 +6,8 @@ Source: Cai et al., Medusa (2024), arXiv:2401.10774.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from drafters.common import check_num_draft_tokens
-from drafters.eagle3 import Drafting, ReadsLayers, StateDrafter, check_tree
+from drafters.common import check_num_draft_tokens, check_tree
+from drafters.eagle3 import Drafting, ReadsLayers, StateDrafter
 from specdec.api import Drafter, DrafterNeeds, DraftSetup
 from specdec.checks import one_of
 from specdec.errors import ConfigError

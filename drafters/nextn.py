@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from drafters.common import check_num_draft_tokens
+from drafters.common import check_num_draft_tokens, drawn_proposal, own_limits
 from specdec.api import (
     LAST_LAYER,
     Draft,
@@ -69,16 +69,13 @@ class NextnDrafter:
         The host's limits decide how many steps there are, the device's how many tokens of each request count.
         """
         logits_BV = self._backend.begin_draft(inputs)
-        limits = [
-            min(limit, self.num_draft_tokens) if wanted else 0
-            for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True)
-        ]
+        limits = [min(limit, self.num_draft_tokens) for limit in own_limits(inputs)]
         num_steps = max(limits, default=0)
         if num_steps == 0:
             return None
         limits_B = inputs.limits_B.clamp(max=self.num_draft_tokens)
         drafts = self._draft(inputs, logits_BV, limits_B, num_steps)
-        return _proposal(drafts, limits_B)
+        return drawn_proposal(drafts, limits_B)
 
     def _draft(
         self, inputs: DraftInput, logits_BV: torch.Tensor, limits_B: torch.Tensor, num_steps: int
@@ -99,14 +96,3 @@ class NextnDrafter:
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nothing to drop: the next catch-up rewrites the draft cache of a reused row."""
-
-
-def _proposal(drafts: list[Draft], limits_B: torch.Tensor) -> Proposal:
-    tokens_BK = torch.stack([draft.tokens_B for draft in drafts], dim=1)
-    laws = [draft.probs_BV for draft in drafts if draft.probs_BV is not None]
-    assert len(laws) in (0, len(drafts)), "a sampling view reports the law of all its draws or of none"
-    return Proposal(
-        tokens_BK=tokens_BK,
-        num_drafted_B=limits_B,
-        probs_BKV=torch.stack(laws, dim=1) if laws else None,
-    )

@@ -32,11 +32,6 @@ def limited(inputs: DraftInput, limits: Sequence[int]) -> DraftInput:
     )
 
 
-def own_limits(inputs: DraftInput) -> tuple[int, ...]:
-    """Most tokens for each request; 0 for one that wants nothing."""
-    return tuple(limit if wanted else 0 for wanted, limit in zip(inputs.wanted_B, inputs.max_draft_B, strict=True))
-
-
 def on_the_host(needs: DrafterNeeds) -> DrafterNeeds:
     """The needs of a drafter that decides on the host around one with these needs: no captured round."""
     return replace(needs, history=True, capturable=False)
