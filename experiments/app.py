@@ -132,7 +132,8 @@ class App:
     def _delegate(self, arguments: list[str]) -> int:
         """Let Hydra answer what starts no job: printed configuration, its own help, completion."""
         sys.argv[1:] = arguments
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # so that mistakes reach ``main`` instead of Hydra's own printer
+        # Mistakes then reach ``main`` instead of Hydra's own printer.
+        os.environ["HYDRA_FULL_ERROR"] = "1"
         hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name=self.config)(self.run)()
         return 0
 
@@ -303,7 +304,8 @@ def _complain(error: SpecDecError, code: int = EXIT_MISTAKE) -> int:
 def _parse(arguments: list[str]) -> Namespace:
     """Hydra's own flags and the overrides; raises ConfigError for a flag that Hydra does not have."""
     args, rest = get_args_parser().parse_known_args(arguments)
-    args.overrides += rest  # argparse takes the words before the first flag and leaves those after it
+    # Argparse takes the words before the first flag and leaves those after it.
+    args.overrides += rest
     flags = [word for word in args.overrides if word.startswith("-")]
     if flags:
         raise ConfigError(f"unknown flag {flags[0]}: settings are KEY=VALUE; --help lists them")

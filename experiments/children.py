@@ -65,7 +65,8 @@ def _ignores_interrupts(pid: int) -> bool:
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return True  # it has ended
+        # It has ended.
+        return True
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
     return any(mask >> (signal.SIGINT - 1) & 1 for mask in masks)
 

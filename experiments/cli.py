@@ -77,7 +77,8 @@ def bench(name: str, arguments: Sequence[str]) -> int:
 
 
 def _has_gpu() -> bool:
-    import torch  # here, since --help must not wait for it
+    # Imported here, since --help must not wait for it.
+    import torch
 
     return torch.cuda.is_available()
 

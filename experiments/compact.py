@@ -35,7 +35,8 @@ def compact(folder: Path) -> Path | None:
     rows = folder / STEPS
     if not rows.stat().st_size:
         return None
-    import duckdb  # here, since it is slow to import
+    # Imported here, since it is slow to import.
+    import duckdb
 
     parquet, temporary = folder / PARQUET, folder / f".{PARQUET}.{os.getpid()}"
     try:

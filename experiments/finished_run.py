@@ -191,7 +191,8 @@ def _records(body: bytes, path: Path) -> Iterator[dict[str, Any]]:
 def _parse(text: bytes, where: str) -> object:
     try:
         return json.loads(text)
-    except ValueError as error:  # of JSON and of UTF-8
+    # Malformed JSON and malformed UTF-8 both raise it.
+    except ValueError as error:
         raise UnusableRunError(f"{where}: not JSON ({error})") from None
 
 

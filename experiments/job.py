@@ -138,7 +138,8 @@ class Worker:
         target = setting.config["target"]["_target_"]
         wanted = (target, setting.environment["checkpoint_hash"], target_request(setting.config))
         if self._loaded is None or self._loaded[0] != wanted:
-            self._loaded = None  # the old weights go before the new ones come
+            # The old weights go before the new ones come.
+            self._loaded = None
             self._loaded = (wanted, load_target(setting.config))
         return self._loaded[1]
 

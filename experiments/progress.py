@@ -72,7 +72,8 @@ class Progress:
         try:
             write_json(self._file, {"what": self._what, "num_done": self._num_done, "total": self._total})
         except OSError:
-            pass  # a full disk ends the run where it writes its rows, and says so there
+            # A full disk ends the run where it writes its rows, and says so there.
+            pass
 
     def _draw(self) -> None:
         if self._live is None:

@@ -63,7 +63,8 @@ def reproduce(words: Words) -> int:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"to={to} is there already: name a new folder, nothing is overwritten")
     check_inputs(old)
-    from experiments.job import Worker  # here, since it imports torch and --help must not wait for that
+    # Imported here, since it imports torch and --help must not wait for that.
+    from experiments.job import Worker
 
     # A tracker knows this run already.
     Worker().run({**old.config, "logger": {}}, to)

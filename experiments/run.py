@@ -56,7 +56,8 @@ class Jobs:
             self._alone(config, folder)
 
     def _alone(self, config: DictConfig, folder: Path) -> None:
-        from experiments.job import Worker  # here, since it imports torch and --help must not wait for that
+        # Imported here, since it imports torch and --help must not wait for that.
+        from experiments.job import Worker
 
         try:
             Worker().run(plain(config), folder)
@@ -66,7 +67,8 @@ class Jobs:
 
     def _of_sweep(self, config: DictConfig, folder: Path) -> None:
         if is_done(folder):
-            return  # another process has done it in the meantime
+            # Another process has done it in the meantime.
+            return
         node = HydraConfig.get()
         supervisor().run(
             Task(
@@ -86,7 +88,8 @@ def _label(number: int, total: str | None) -> str:
 def check(config: DictConfig) -> None:
     """Raise SpecDecError for whatever can be known to be wrong before a model is loaded."""
     settings = _checked_here(config)
-    from experiments.job import check_settings  # here, since it imports torch and --help must not wait for that
+    # Imported here, since it imports torch and --help must not wait for that.
+    from experiments.job import check_settings
 
     check_settings(settings)
 
@@ -96,7 +99,8 @@ def check_grid(configs: Sequence[DictConfig]) -> None:
     settings = tuple(_checked_here(without_hydra(config)) for config in configs)
     supervisor().check(Check(configs=settings, cwd=Path.cwd()))
     if not all(config.hydra.launcher["_target_"].endswith("BasicLauncher") for config in configs):
-        supervisor().close()  # the jobs have processes elsewhere
+        # The jobs have processes elsewhere.
+        supervisor().close()
 
 
 def _checked_here(config: DictConfig) -> dict:
@@ -106,7 +110,8 @@ def _checked_here(config: DictConfig) -> dict:
 
     settings = plain(config)
     for _ in sinks_of(settings["logger"]):
-        pass  # each can be made, and its package is there
+        # Each can be made, and its package is there.
+        pass
     return settings
 
 

@@ -63,7 +63,8 @@ class Tables:
         self.runs = tuple(found)
 
     def __enter__(self) -> "Tables":
-        import duckdb  # here, since --help must not wait for it
+        # Imported here, since --help must not wait for it.
+        import duckdb
 
         self._connection = duckdb.connect()
         try:
@@ -151,7 +152,8 @@ def _settings(path: Path) -> Iterator[tuple[str, str]]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
-        return  # a run that was killed before it wrote any
+        # A run that was killed before it wrote any.
+        return
     yield from _flat(content, "")
 
 

@@ -33,7 +33,8 @@ class TextTokenizer:
             raise CheckpointError(f"{path} cannot be read ({error}); copy it again") from None
         try:
             return cls(Tokenizer.from_str(text))
-        except Exception as error:  # the library raises nothing narrower
+        # The library raises nothing narrower.
+        except Exception as error:
             raise CheckpointError(f"{path} is not a tokenizer ({error}); copy it again") from None
 
     def encode(self, text: str) -> list[int]:

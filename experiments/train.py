@@ -75,7 +75,8 @@ def check(config: DictConfig) -> None:
     settings = settings_of(config)
     if isinstance(settings, HeadTrainerConfig):
         mistakes.check_part(config.target, "target.")
-        from experiments.training.heads.loop import check_head  # here, since it imports torch and --help must not wait
+        # Imported here, since it imports torch and --help must not wait.
+        from experiments.training.heads.loop import check_head
 
         check_head(settings, plain(config.target))
         return
@@ -86,7 +87,8 @@ def check(config: DictConfig) -> None:
                 f"{path} does not exist (conf: trainer.data.{name}); experiments/data/corpus_recipe.json says how the "
                 "corpus is made"
             )
-    from experiments.training.device import require_device  # here, since it imports torch and --help must not wait
+    # Imported here, since it imports torch and --help must not wait.
+    from experiments.training.device import require_device
 
     require_device(settings.device)
 

@@ -178,7 +178,8 @@ def _parse(line: str, number: int, where: str) -> Row:
 def _read_json(line: str, where: str) -> object:
     try:
         record = json.loads(line, object_pairs_hook=partial(_object, where=where))
-        json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+        # Half a surrogate pair is JSON, but no text.
+        json.dumps(record, ensure_ascii=False).encode()
     except WorkloadError:
         raise
     except json.JSONDecodeError as error:

@@ -46,7 +46,8 @@ def frozen(loaded: LoadedTarget) -> FrozenTarget:
         return FrozenTarget(states=lambda tokens, layers: v4_states(model, tokens, layers), lent=loaded.lend())
     if not isinstance(loaded, Lender):
         raise UnsupportedError("heads are trained for targets hf and deepseek_v4; this target lends no states")
-    from experiments.training.heads.frozen_hf import hf_target  # here, since a V4 target does without transformers
+    # Imported here, since a V4 target does without transformers.
+    from experiments.training.heads.frozen_hf import hf_target
 
     return hf_target(loaded)
 

@@ -34,7 +34,8 @@ def choose(
     (of ``logit / temperature``, so that among infinite logits the lowest id wins).
     """
     if logits_BNV.is_cuda and HAS_TRITON:
-        from specdec.ops.choose import kernel as implementation  # here, since a CPU needs no Triton
+        # Imported here, since a CPU needs no Triton.
+        from specdec.ops.choose import kernel as implementation
     else:
         implementation = reference
     return implementation.choose(
