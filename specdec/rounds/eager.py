@@ -64,6 +64,7 @@ class EagerRounds:
             proposal,
             inputs.max_draft_B,
             vocab_size=self._parts.target.vocab_size,
+            device=self._parts.target.device,
             trees=self._parts.drafter.needs.trees,
         )
 

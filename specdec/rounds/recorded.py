@@ -13,6 +13,7 @@ from specdec.api import DraftInput, GraphTarget, PackedPass, Proposal, RoundLayo
 from specdec.cache.tables import BlockTables
 from specdec.rounds.arena import RoundArena
 from specdec.rounds.parts import RoundParts
+from specdec.rounds.proposal_checks import check_form
 from specdec.rounds.steps import FILLER_TOKEN
 from specdec.sampling import BatchSampling
 
@@ -73,6 +74,8 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
     has_laws = False
     if has_drafts:
         proposal = drafter.propose(_draft_input(parts, tensors, packed, output, verdict, committed_B))
+        if proposal is not None:
+            check_form(proposal, num_reqs=arena.num_reqs, vocab_size=target.vocab_size, device=target.device)
         parts_of_result += _drafts(arena, proposal, drafter.num_draft_tokens)
         has_laws = proposal is not None and proposal.probs_BKV is not None
         if proposal is not None and proposal.probs_BKV is not None:

@@ -12,6 +12,7 @@ import torch
 from specdec.api import DraftInput, Proposal, Tables, TargetOutput, Verdict
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.request import FinishReason, LiveRequest
+from specdec.rounds.proposal_checks import check_form, wrong_law, wrong_laws
 from specdec.sampling import BatchSampling
 from specdec.scheduler import Batch
 from specdec.trees.draft_tree import DraftTree
@@ -247,7 +248,13 @@ def draft_input(
 
 
 def take_drafts(
-    batch: Batch, proposal: Proposal | None, limits: Sequence[int], *, vocab_size: int, trees: bool = False
+    batch: Batch,
+    proposal: Proposal | None,
+    limits: Sequence[int],
+    *,
+    vocab_size: int,
+    device: torch.device,
+    trees: bool = False,
 ) -> Drafted | None:
     """Bring a proposal to the host and hand its tokens to the requests that wanted them.
 
@@ -258,18 +265,20 @@ def take_drafts(
     """
     if proposal is None:
         return None
+    check_form(proposal, num_reqs=len(batch.requests), vocab_size=vocab_size, device=device)
     if proposal.parents_BK is not None and not trees:
         raise UnsupportedError("the drafter proposed a tree (parents_BK is given) and does not declare needs.trees")
-    if len(proposal.tokens_BK) != len(batch.requests):
-        raise MetadataError(
-            f"the drafter proposed for {len(proposal.tokens_BK)} requests, the pass has {len(batch.requests)}"
-        )
     shapes: Sequence[DraftTree | None] = ()
     if proposal.parents_BK is not None:
         proposal, shapes = ordered_trees(proposal, limits)
-    num_drafted_B1 = proposal.num_drafted_B[:, None]
-    lines = torch.cat([num_drafted_B1, proposal.tokens_BK], dim=1).tolist()
+    wrong_B = wrong_laws(proposal)
+    last = [] if wrong_B is None else [wrong_B[:, None]]
+    lines = torch.cat([proposal.num_drafted_B[:, None], proposal.tokens_BK, *last], dim=1).tolist()
+    is_wrong = [False] * len(lines) if wrong_B is None else [line.pop() > 0 for line in lines]
     counts = hand_out(batch, lines, limits, vocab_size=vocab_size)
+    for b, (live, limit) in enumerate(zip(batch.requests, limits, strict=True)):
+        if limit and is_wrong[b]:
+            raise wrong_law(proposal, b, live.request.request_id)
     for live, shape in zip(batch.requests, shapes, strict=False):
         live.draft_tree = shape
     return Drafted(proposal, counts)
