@@ -16,7 +16,7 @@ from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
 from experiments.targets import DraftRequest, Lender, LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
-from specdec.api import Coupling, DraftBackend, DrafterConfig, DraftSetup, Verifier
+from specdec.api import Coupling, DraftBackend, DrafterConfig, DrafterNeeds, DraftSetup, Verifier
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError, WorkloadError
@@ -155,18 +155,39 @@ def _wrapped_with_references(value: Any, references: Sequence[Reference] | None)
     return given if any(given[name] is not value[name] for name in value) else value
 
 
-def own_model(config: object) -> tuple[str, str] | None:
-    """Loader and checkpoint of the model that a drafter, or one that it wraps, brings itself; None without."""
+def own_model(config: DrafterConfig) -> tuple[str, str] | None:
+    """Loader and checkpoint of the model that a drafter, or one that it wraps, brings itself; None without.
+
+    Raises ConfigError for drafters with several models, of which only one would be loaded and serve them all.
+    """
+    found = tuple(dict.fromkeys(_models(config)))
+    if len(found) > 1:
+        names = " and ".join("the target's own draft model" if model is None else model[1] for model in found)
+        raise ConfigError(
+            f"the drafters of a run share one draft model, these use {names} (conf: drafter.drafters, drafter.wrapped)"
+        )
+    return found[0] if found else None
+
+
+def _models(config: object) -> Iterator[tuple[str, str] | None]:
+    """Loader and checkpoint of every drafter that brings a model, None for every one that uses the target's own."""
     if isinstance(config, Mapping):
-        return own_model(tuple(config.values()))
+        config = tuple(config.values())
     if isinstance(config, tuple | list):
-        return next((found for each in config if (found := own_model(each)) is not None), None)
+        for each in config:
+            yield from _models(each)
+        return
     if not is_dataclass(config):
-        return None
+        return
     values = {spec.name: getattr(config, spec.name) for spec in fields(config)}
     if {"loader", "checkpoint"} <= set(values):
-        return values["loader"], values["checkpoint"]
-    return own_model(tuple(values.values()))
+        yield values["loader"], values["checkpoint"]
+        return
+    wrapped = tuple(_models(tuple(values.values())))
+    yield from wrapped
+    needs = config.needs if "needs" in dir(config) else None
+    if not wrapped and isinstance(needs, DrafterNeeds) and needs.draft_backend:
+        yield None
 
 
 def engine_config(config: Config) -> EngineConfig:

@@ -7,9 +7,12 @@ import pytest
 
 from drafters.adaptive import AdaptiveConfig
 from drafters.cascade import CascadeConfig
+from drafters.draft_model import DraftModelConfig
+from drafters.eagle3 import Eagle3Config
+from drafters.nextn import NextnConfig
 from drafters.ngram import NgramConfig
 from drafters.oracle import OracleConfig
-from experiments.build import instantiate, with_references
+from experiments.build import instantiate, own_model, with_references
 from experiments.run_folder import read_json
 from specdec.errors import ConfigError
 
@@ -54,3 +57,27 @@ def test_nested_settings_are_made_first_and_refused_by_their_key() -> None:
     node["wrapped"] = {"_target_": "drafters.ngram.Absent"}
     with pytest.raises(ConfigError, match="drafter.wrapped._target_: module drafters.ngram has no Absent"):
         instantiate(node, "drafter")
+
+
+def test_drafters_of_several_models_are_refused_before_one_serves_them_all() -> None:
+    small, other, head = (
+        DraftModelConfig(checkpoint="a"),
+        DraftModelConfig(checkpoint="b"),
+        Eagle3Config(checkpoint="h"),
+    )
+    same = CascadeConfig(drafters={"a": NgramConfig(), "b": small, "c": AdaptiveConfig(wrapped=small)})
+    assert own_model(same) == ("experiments.hf.load_draft", "a")
+    assert own_model(CascadeConfig(drafters={"a": NgramConfig(), "b": NextnConfig()})) is None
+    for members, said in (
+        ((small, other), "these use a and b"),
+        ((NgramConfig(), AdaptiveConfig(wrapped=head), small), "these use h and a"),
+        ((NextnConfig(), head), "these use the target's own draft model and h"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            own_model(CascadeConfig(drafters=dict(zip("abc", members, strict=False))))
+
+
+def test_a_cascade_of_two_models_ends_before_anything_is_loaded(run_here: Callable[..., int], capsys) -> None:
+    head = ("+drafter@drafter.drafters.c=draft_model", "drafter.drafters.c.checkpoint=nowhere")
+    assert run_here("drafter=cascade", *head, *TOY) == 2
+    assert "the target's own draft model and nowhere" in capsys.readouterr().err
