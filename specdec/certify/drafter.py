@@ -1,6 +1,7 @@
 """A real drafter under the certificate: it runs as in the engine, and all that is random comes from ``Chance``.
 
-A draft model is stood in for by a table. A drafter that reads hidden states itself is refused by name.
+A draft model, or a head over the target's states, is stood in for by a table. A drafter that reads hidden states itself
+is refused by name.
 """
 
 import io
@@ -37,9 +38,14 @@ STAND_IN = "the draft model's stand-in"
 
 
 class TableBackend:
-    """Stands in for a draft model: its logits are the logarithms of a table's laws after the tokens that it was fed."""
+    """Stands in for a draft model: its logits are the logarithms of a table's laws after the tokens that it was fed.
+
+    It stands in for heads over the target's states, too: it reads no layer, and has a head for every token of a draft.
+    """
 
     cache_groups = ()
+    hidden_layers = ()
+    max_draft_tokens = CONTEXT
 
     def __init__(self, table: Table) -> None:
         self._table = table

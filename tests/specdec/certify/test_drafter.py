@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from drafters.eagle3 import Eagle3Config
+from drafters.medusa import MedusaConfig
 from drafters.nextn import NextnConfig
 from drafters.ngram import NgramConfig
 from drafters.none import NoneConfig
@@ -38,6 +40,13 @@ def test_drafters_that_ship_are_exact(verifier, drafter) -> None:
     assert certificate.exact, str(certificate)
     assert str(certificate).splitlines()[-1].startswith("exact: ")
     assert ("stood in for the draft model" in str(certificate)) == drafter.needs.draft_backend
+
+
+@pytest.mark.parametrize("drafter", [Eagle3Config(), MedusaConfig()], ids=["eagle3", "medusa"])
+def test_heads_over_states_are_judged_through_a_stand_in(drafter) -> None:
+    certificate = certify(RejectionVerifier(), drafter, num_tokens=LEAST_TOKENS, pairs=(BIGRAM,))
+    assert certificate.exact, str(certificate)
+    assert "a table stood in for the draft model" in str(certificate)
 
 
 class Custom:
