@@ -106,6 +106,7 @@ class Worker:
                     setting = self._setting(config)
                     _begin(out, setting)
                     loaded = self._target(setting)
+                    _try_engine(setting, loaded)
                     plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
                     summary = _decode_into(out, setting, loaded, plain, progress)
                 show(summary, folder, drafter=drafter_name(config), define=define)
@@ -185,6 +186,16 @@ def _as_plain(setting: Setting) -> Setting:
         "require_lossless": False,
     }
     return replace(setting, config=config, parts=replace(setting.parts, drafter=drafter_config(config["drafter"])))
+
+
+def _try_engine(setting: Setting, loaded: LoadedTarget) -> None:
+    """Make the engine of a run once: what cannot work together is refused before a baseline is decoded for it.
+
+    A drafter that replays the baseline's text replays nothing here.
+    """
+    parts = setting.parts
+    drafter = with_references(parts.drafter, ())
+    EngineMaker(loaded, drafter, parts.verifier, parts.engine, draft_dtype=dtype_of(setting.config))()
 
 
 def _begin(out: RunFolder, setting: Setting) -> None:

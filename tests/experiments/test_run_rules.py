@@ -38,3 +38,12 @@ def test_require_lossless_refuses_a_lossy_rule_before_anything_runs(
 
 def test_require_lossless_takes_an_exact_rule(run_here: Callable[..., int]) -> None:
     assert run_here(*SMALL, "verifier=block", "require_lossless=true") == 0
+
+
+def test_what_cannot_work_together_is_refused_before_a_baseline_is_decoded(
+    run_here: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded DeepSeek-V4 verifies no trees; finding out takes no decoding."""
+    assert run_here("drafter=ngram", "drafter.branches=3", "hydra.run.dir=tree", "workload.limit=1") == 1
+    assert "tree" in capsys.readouterr().err
+    assert not (tmp_path / "tree" / "baseline").exists()
