@@ -25,9 +25,9 @@ import torch
 
 from experiments import run
 from experiments.finished_run import FinishedRun, read_run
-from experiments.gpu.result import RESULTS, save_result
 from experiments.paired import Difference, PairedMetrics
 from experiments.pairing import pair
+from experiments.result_file import RESULTS, save_gpu_result
 from experiments.summary import number
 from specdec.bootstrap import Estimate
 from specdec.errors import SpecDecError
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str], overrides: Sequence[str] = ()) -> None:
         return
     figures = compare(read_reference(REFERENCE), "cuda", seeds, overrides)
     if "--save" in arguments:
-        save_result(RESULT, f"{COMMAND} --save --seeds={seeds}", figures)
+        save_gpu_result(RESULT, f"{COMMAND} --save --seeds={seeds}", figures)
 
 
 def compare(

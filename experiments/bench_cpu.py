@@ -23,8 +23,8 @@ from experiments.as_transformers import as_transformers
 from experiments.build import EngineMaker
 from experiments.checkpoints import EMBEDDED_FOLDER
 from experiments.deepseek_v4 import LoadedV4, load
-from experiments.environment import environment_of, use_threads
-from experiments.fingerprint import inputs_of
+from experiments.environment import use_threads
+from experiments.result_file import save_cpu_result
 from experiments.targets import TargetRequest
 from experiments.training.architecture import build_models, official_config
 from experiments.training.config import ModelSettings
@@ -38,13 +38,11 @@ from specdec.request import Request
 from specdec.sampling_params import SamplingParams
 from specdec.verifiers import GreedyVerifierConfig
 
-RESULT = Path(__file__).parent / "results" / "cpu_decode.json"
 PROMPT_TOKENS, NEW_TOKENS, NUM_PROMPTS, BATCH = 160, 48, 4, 8
 WIDTHS = range(1, 9)
 VERIFY_REPEATS, VERIFY_POSITION = 40, 250
 DRAFT_TOKENS = (1, 4)
 MAX_CONTEXT = 512
-KEPT = ("git_commit", "code_hash", "checkpoint_hash", "processor", "platform", "python", "packages", "threads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{folder}, one thread, torch {torch.__version__}")
         figures = measure(loaded, raw, prompts_of(loaded))
         if "--save" in arguments:
-            save(figures, folder)
+            save_cpu_result("cpu_decode.json", "python -m experiments.bench_cpu --save", figures, folder=folder)
 
 
 def default_folder(scratch: Path) -> Path:
@@ -252,18 +250,6 @@ def nextn_times(loaded: LoadedV4, prompts: Sequence[tuple[int, ...]], one: Time)
         "drafting": {n: time.as_dict() | {"over_one_pass": time.over(one)} for n, time in times.items()},
         "step": step.as_dict() | {"over_one_pass": step.over(one)},
     }
-
-
-def save(figures: dict[str, object], folder: Path) -> None:
-    """Write the figures with what they were measured on."""
-    environment = environment_of(
-        device=torch.device("cpu"), dtype=torch.float32, threads=1, seed=0, inputs=inputs_of(folder, prompts="")
-    )
-    kept = {key: environment[key] for key in KEPT}
-    RESULT.parent.mkdir(exist_ok=True)
-    content = {"command": "python -m experiments.bench_cpu --save", **kept, **figures}
-    RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {RESULT}")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from backends.deepseek_v4.stored_weight import WeightFormat
 from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH, build
 from experiments.gpu.peer import peer_ms
-from experiments.gpu.result import save_result
 from experiments.gpu.timing import copy_bandwidth, graph_ms
 from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+from experiments.result_file import save_gpu_result
 
 POINTS = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (8, 65536), (64, 65536))
 QUICK = ((1, 1024), (64, 1024))
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
             figures.append(measure(model, shape, weights, bandwidth, peers.get((batch, context))))
             torch.cuda.empty_cache()
     if "--save" in arguments:
-        save_result("h200_decode.json", "python -m experiments.bench_decode --save", {"steps": figures})
+        save_gpu_result("h200_decode.json", "python -m experiments.bench_decode --save", {"steps": figures})
 
 
 def measure(model, shape: WorldShape, weights: str, bandwidth: float, peer: float | None) -> dict[str, object]:

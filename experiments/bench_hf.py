@@ -5,7 +5,6 @@ plain decoding here and the n-gram drafter here. Times are CPU seconds of the pr
 disturbs less than the clock. ``--save`` writes the figures to ``experiments/results/hf_cpu.json``.
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,9 @@ from drafters.none import NoneConfig
 from experiments.build import EngineMaker
 from experiments.chat import Message, encode_chat
 from experiments.checkpoints import SMOLLM2, folder_of
-from experiments.environment import environment_of, use_threads
-from experiments.fingerprint import inputs_of
+from experiments.environment import use_threads
 from experiments.hf import LoadedHf, load
+from experiments.result_file import save_cpu_result
 from experiments.targets import TargetRequest
 from specdec.api import DrafterConfig
 from specdec.engine import EngineConfig
@@ -31,11 +30,9 @@ from specdec.request import Request
 from specdec.sampling_params import SamplingParams
 from specdec.verifiers import GreedyVerifierConfig
 
-RESULT = Path(__file__).parent / "results" / "hf_cpu.json"
 NEW_TOKENS, MAX_CONTEXT = 96, 1024
 DRAFTS, NGRAM = 10, 3
 LOOKUP_DRAFTS, LOOKUP_NGRAM = 10, 2
-KEPT = ("git_commit", "code_hash", "checkpoint_hash", "processor", "platform", "python", "packages", "threads", "dtype")
 STORY = (
     "The old lighthouse keeper climbed the stairs every evening. He lit the lamp, wrote the hour in his book, and "
     "watched the ships pass. In winter the waves reached the door, and he moved his bed upstairs."
@@ -81,9 +78,7 @@ class Tally:
 class Theirs:
     """transformers' ``generate`` over the same file; counts calls of the model."""
 
-    def __init__(
-        self, path: Path, eos_ids: Sequence[int], dtype: torch.dtype, *, new_tokens: int = NEW_TOKENS
-    ) -> None:
+    def __init__(self, path: Path, eos_ids: Sequence[int], dtype: torch.dtype, *, new_tokens: int = NEW_TOKENS) -> None:
         self._new_tokens = new_tokens
         self._model = load_gguf(path, dtype=dtype).eval()
         self._eos_ids = list(eos_ids)
@@ -133,11 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = folder_of(SMOLLM2)
     figures = measure(folder, torch.float32)
     if "--save" in given:
-        environment = environment_of(
-            device=torch.device("cpu"), dtype=torch.float32, threads=1, seed=0, inputs=inputs_of(folder, "")
-        )
-        content = {"environment": {key: environment[key] for key in KEPT}, "figures": figures}
-        RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        save_cpu_result("hf_cpu.json", "python -m experiments.bench_hf --save", {"figures": figures}, folder=folder)
     return 0
 
 

@@ -31,11 +31,11 @@ from experiments.gpu.attention_cases import AttentionShape, measure_attention
 from experiments.gpu.kernel_case import KernelCase, warm_up
 from experiments.gpu.models import FLASH_WIDTH
 from experiments.gpu.op_calls import OpSetting, Storage
-from experiments.gpu.result import save_result
 from experiments.gpu.sanitize import SMALL
 from experiments.gpu.selection_cases import Selection, choose_case, score_case, select_case
 from experiments.gpu.step_cases import StepCases
 from experiments.gpu.timing import bench_device, copy_bandwidth, graph_ms
+from experiments.result_file import save_gpu_result
 from specdec.errors import ConfigError
 
 WRAPPER_GOAL = 0.05
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
         suffix = "" if len(wanted) == len(SECTIONS) else "_" + "_".join(wanted)
         words = "" if not suffix else " " + " ".join(wanted)
         figures = {name: lines for name, (lines, _) in found.items()}
-        save_result(
+        save_gpu_result(
             f"h200_kernels{suffix}.json",
             f"python -m experiments.bench_kernels{words} --save",
             {"copy_bytes_per_s": bench.bandwidth, **figures, "not_measured": missing},

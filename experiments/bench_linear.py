@@ -6,12 +6,10 @@ and the library's product of bf16 weights. WORDs leave out formats and sizes: ``
 ``4096x8192``. ``--save`` writes the figures to ``experiments/results/linear_kernels.json``.
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -24,12 +22,9 @@ from backends.deepseek_v4.ops.linear import kernel
 from backends.deepseek_v4.ops.linear.tiles import TILES, Tile, choose_splits, choose_tile, row_block
 from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
-from experiments.environment import environment_of
-from experiments.fingerprint import inputs_of
 from experiments.gpu.timing import copy_bandwidth, graph_ms
+from experiments.result_file import save_gpu_result
 
-RESULT = Path(__file__).parent / "results" / "linear_kernels.json"
-KEPT = ("git_commit", "code_hash", "device_name", "platform", "python", "packages")
 ROWS = (1, 4, 16, 64)
 # Outputs, inputs and groups of the large products of a layer and of the head.
 SIZES = ((4160, 4096, 1), (40960, 1024, 1), (8192, 4096, 8), (4096, 8192, 1), (32768, 4096, 1))
@@ -241,20 +236,9 @@ def report(timed: Sequence[Timed], bandwidth: float) -> list[dict[str, object]]:
 
 def save(bandwidth: float, lines: Sequence[dict[str, object]]) -> None:
     """Write the figures with what they were measured on; a star marks the table's tile."""
-    environment = environment_of(
-        device=torch.device("cuda"), dtype=torch.bfloat16, threads=1, seed=0, inputs=inputs_of(None, prompts="")
-    )
     tables = {f"{fmt.value} {rows} rows": asdict(tile) for (fmt, rows), tile in TILES.items()}
-    content = {
-        "command": "python -m experiments.bench_linear --save",
-        **{key: environment[key] for key in KEPT},
-        "copy_gb_per_s": bandwidth / 1e9,
-        "tiles": tables,
-        "figures": list(lines),
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {RESULT}")
+    figures = {"copy_gb_per_s": bandwidth / 1e9, "tiles": tables, "figures": list(lines)}
+    save_gpu_result("linear_kernels.json", "python -m experiments.bench_linear --save", figures)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from backends.deepseek_v4.ops.sparse_attention import KeyList, sparse_attention
 from backends.deepseek_v4.ops.sparse_attention.prefill import decoded_keys, prefill_attention
 from backends.deepseek_v4.pass_values import SlotList
 from backends.deepseek_v4.rows.choose import kv_rows
-from experiments.gpu.result import save_result
 from experiments.gpu.timing import graph_ms
 from experiments.gpu.worlds import fill_rows
+from experiments.result_file import save_gpu_result
 
 TOKENS, HEADS, HEAD_DIM, ROPE_DIM = 512, 64, 512, 64
 WINDOW, TOPK, ROWS_PER_PAGE = 128, 512, 64
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     figures = {str(context): measure(context) for context in CONTEXTS}
     if "--save" in arguments:
-        save_result("h200_prefill.json", "python -m experiments.bench_prefill --save", {"milliseconds": figures})
+        save_gpu_result("h200_prefill.json", "python -m experiments.bench_prefill --save", {"milliseconds": figures})
 
 
 if __name__ == "__main__":

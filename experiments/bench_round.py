@@ -29,12 +29,12 @@ from backends.deepseek_v4.kernels import Kernels
 from backends.vendor.flash_mla import is_available
 from drafters.none import NoneDrafter
 from experiments.gpu.models import FLASH_WIDTH, build
-from experiments.gpu.result import save_result
 from experiments.gpu.round_prefixes import SAMPLING, TARGET, differences, nextn_drafter, prefixes
 from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture, event_ms
 from experiments.gpu.trace import TOOL, trace_replay
 from experiments.gpu.worlds import ROOM, World, WorldShape, make_world
+from experiments.result_file import save_gpu_result
 from specdec.engine import Engine, EngineConfig
 from specdec.records import RoundRecord
 from specdec.request import Request
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{perf_counter() - started:.0f} s{f'; not measured in time: {missing}' if missing else ''}")
     if "--save" in arguments and not dry:
         words = " --fp8" if fp8 else ""
-        save_result(
+        save_gpu_result(
             f"h200_round{'_fp8' if fp8 else ''}.json",
             f"python -m experiments.bench_round --save{words}",
             {"kernels": kernels.value, "rows": rows, "tool": TOOL, "rounds": points, "not_measured": missing},

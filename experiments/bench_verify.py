@@ -14,9 +14,9 @@ import torch
 from backends.deepseek_v4.kernels import Kernels
 from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH, build
-from experiments.gpu.result import save_result
 from experiments.gpu.timing import copy_bandwidth, graph_ms
 from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+from experiments.result_file import save_gpu_result
 
 BATCHES, WIDTHS, CONTEXT = (1, 4, 16, 64), (1, 2, 3, 4, 5, 8), 1024
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         del world
         torch.cuda.empty_cache()
     if "--save" in arguments:
-        save_result(
+        save_gpu_result(
             "h200_verify.json",
             "python -m experiments.bench_verify --save",
             {"kernels": kernels.value, "curves": figures},
