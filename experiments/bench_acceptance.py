@@ -68,10 +68,12 @@ class Storage:
 
     @property
     def name(self) -> str:
+        """In words, for a table."""
         return f"{self.dtype}, {self.cache_dtype} rows, {self.indexer_dtype} indexer"
 
     @property
     def overrides(self) -> tuple[str, ...]:
+        """Command-line overrides that choose it."""
         return (
             f"engine.dtype={self.dtype}",
             f"target.cache_dtype={self.cache_dtype}",
@@ -203,6 +205,7 @@ def estimates(finished: FinishedRun) -> dict[str, Estimate]:
 
 
 def show_positions(name: str, found: Mapping[str, Estimate]) -> None:
+    """Print survival by position."""
     print(f"{name}:")
     for metric, each in found.items():
         print(f"    {metric} {interval(number(each))}, n = {each.n}", flush=True)

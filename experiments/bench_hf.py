@@ -62,12 +62,14 @@ class Tally:
     texts: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(self, ids: Sequence[int], *, passes: int, seconds: float) -> None:
+        """Count one decoded prompt."""
         self.tokens += len(ids)
         self.passes += passes
         self.seconds += seconds
         self.texts.append(tuple(ids))
 
     def as_dict(self) -> dict[str, float]:
+        """Figures for the result file."""
         return {
             "tokens": self.tokens,
             "tokens_per_pass": self.tokens / self.passes,

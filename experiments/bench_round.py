@@ -162,6 +162,7 @@ def measure_replay(world: World, num_drafts: int) -> dict:
 
 
 def show_replay(batch: int, num_drafts: int, replay: dict) -> None:
+    """Print what one replay is made of."""
     parts = ", ".join(f"{name} {ms:.3f} ({replay['shares'][name]:.0%})" for name, ms in replay["phases_ms"].items())
     goal = IDLE_GOALS.get(batch)
     target = "" if goal is None else f" (goal < {goal:.0%}: {'met' if replay['idle_share'] < goal else 'MISSED'})"
@@ -227,6 +228,7 @@ def make_engine(world: World, num_drafts: int) -> Engine:
 
 
 def show_engine(replay: dict, engine: dict) -> None:
+    """Print what the engine adds to a replay."""
     parts = ", ".join(f"{name} {us:.0f}" for name, us in engine["host_parts_us"].items())
     print(
         f"    engine: round {engine['round_us']:.0f} us with a full batch ({engine['rounds']} rounds, replay alone "

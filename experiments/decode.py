@@ -41,6 +41,7 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
+        """Turns of the user."""
         return len(self.row.turns) if self.row.turns is not None else 1
 
     def first(self) -> Request:

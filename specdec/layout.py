@@ -31,10 +31,12 @@ class ForwardMode(Enum):
 
     @property
     def is_decode_or_idle(self) -> bool:
+        """Whether a pass of this mode has no prompt chunk."""
         return self in (ForwardMode.DECODE, ForwardMode.IDLE)
 
     @property
     def is_extend_or_mixed(self) -> bool:
+        """Whether a pass of this mode has prompt chunks."""
         return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
 
 
@@ -104,18 +106,22 @@ class RoundLayout:
 
     @property
     def num_reqs(self) -> int:
+        """Requests of the pass (B)."""
         return len(self.rows)
 
     @property
     def num_tokens(self) -> int:
+        """Packed tokens of the pass (T)."""
         return self.query_starts[-1]
 
     @property
     def num_prefill_tokens(self) -> int:
+        """Packed tokens of the prompt chunks, which come first."""
         return self.query_starts[self.num_prefill_reqs]
 
     @property
     def mode(self) -> ForwardMode:
+        """What the pass holds."""
         return ForwardMode.of(num_prefill_reqs=self.num_prefill_reqs, num_reqs=self.num_reqs)
 
     @cached_property
@@ -136,6 +142,7 @@ class RoundLayout:
 
     @property
     def has_trees(self) -> bool:
+        """Whether any request has a tree."""
         return any(tree is not None for tree in self.trees)
 
     def seen(self, request: int) -> tuple[tuple[int, ...], ...]:

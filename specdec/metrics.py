@@ -64,6 +64,7 @@ class Steps:
 
     @property
     def num_requests(self) -> int:
+        """Distinct requests."""
         return int(self.request.max(initial=-1)) + 1
 
 

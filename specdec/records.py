@@ -39,6 +39,7 @@ class RoundRecord:
 
     @property
     def total_us(self) -> float:
+        """All of the round, in microseconds."""
         return self.verify_us + self.draft_us + self.other_us
 
 

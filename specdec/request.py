@@ -57,6 +57,7 @@ class RequestOutput:
 
     @property
     def num_steps(self) -> int:
+        """Verify steps that the request took part in."""
         return len(self.steps)
 
 
@@ -101,10 +102,12 @@ class LiveRequest:
 
     @property
     def num_output(self) -> int:
+        """Tokens emitted so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def is_prefilling(self) -> bool:
+        """Whether known tokens are left to be computed before the next one is emitted."""
         return self.num_computed < self.prefill_end
 
     @property

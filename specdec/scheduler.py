@@ -95,6 +95,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request is unfinished."""
         return bool(self.running or self.waiting)
 
     def add(self, live: LiveRequest) -> None:

@@ -70,10 +70,11 @@ class PlainDrafter:
     needs = DrafterNeeds()
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
+        """Nothing for anyone."""
         return None
 
     def forget(self, rows: Sequence[int]) -> None:
-        pass
+        """Nothing is kept."""
 
 
 class ForcedVerifier:

@@ -36,10 +36,12 @@ class StoredWeight:
 
     @property
     def num_outputs(self) -> int:
+        """Rows of the weight, each of which makes one output."""
         return self.values.shape[-2]
 
     @property
     def num_inputs(self) -> int:
+        """Columns of the weight, whatever its storage."""
         return self.values.shape[-1] * (2 if self.format is WeightFormat.FP4 else 1)
 
     @property

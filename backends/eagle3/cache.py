@@ -26,10 +26,10 @@ class DraftCache:
         wanted = max(-(-num_slots // GROWTH) * GROWTH, 2 * capacity)
         self.keys, self.values = (_grown(x, wanted) for x in (self.keys, self.values))
 
-    def write(self, rows_T: torch.Tensor, slots_T: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [T, G, d]; rows and slots int64."""
-        self.keys[rows_T, slots_T] = keys
-        self.values[rows_T, slots_T] = values
+    def write(self, rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values [..., G, d] of rows and slots int64 [...]."""
+        self.keys[rows, slots] = keys
+        self.values[rows, slots] = values
 
     def read(self, rows_B: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [B, ``num_slots``, G, d] of rows."""

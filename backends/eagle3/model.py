@@ -51,6 +51,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., D] -> [..., D]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -70,6 +71,7 @@ class Midlayer(nn.Module):
     def forward(
         self, states: torch.Tensor, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
+        """Own states [..., D] of states and embeddings [..., D]; ``cos`` and ``sin`` as for ``SelfAttention``."""
         normed = self.hidden_norm(states)
         residual = normed if self.norm_before_residual else states
         x = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)

@@ -26,6 +26,7 @@ class RowLayer(CacheLayerMixin):
 
     @property
     def capacity(self) -> int:
+        """Slots that each row has room for."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     @property

@@ -40,6 +40,7 @@ class Span:
 
     @property
     def end(self) -> int:
+        """Slot behind the last token."""
         return self.start + self.length
 
 
@@ -58,10 +59,12 @@ class Part:
 
     @property
     def rows(self) -> tuple[int, ...]:
+        """[B] engine rows of the spans."""
         return tuple(span.row for span in self.spans)
 
     @property
     def has_trees(self) -> bool:
+        """Whether any span is a tree."""
         return any(span.tree is not None for span in self.spans)
 
     @cached_property

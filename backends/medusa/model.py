@@ -63,6 +63,7 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., D] -> [..., D]."""
         return x + F.silu(self.linear(x))
 
 

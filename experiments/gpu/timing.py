@@ -31,6 +31,7 @@ class Calls:
     functions: tuple[Callable[[], object], ...]
 
     def replay(self) -> None:
+        """Call all functions in order."""
         for function in self.functions:
             function()
 

@@ -161,4 +161,5 @@ def floor_bytes(world: World, width: int) -> dict[str, float]:
 
 
 def total(parts: Mapping[str, float]) -> float:
+    """Bytes of all parts together."""
     return sum(parts.values())

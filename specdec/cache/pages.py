@@ -49,10 +49,12 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
+        """Pages that no row holds."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
+        """Pages that some row holds; page 0 is never handed out."""
         return self.num_pages - 1 - len(self._free)
 
     def row(self, row: int) -> RowPages:

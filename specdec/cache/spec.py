@@ -67,10 +67,12 @@ class CacheGroupSpec:
 
     @property
     def is_sliding(self) -> bool:
+        """Whether rows that a window has left behind are given back."""
         return self.retention is Retention.SLIDING_WINDOW
 
     @property
     def tokens_per_page(self) -> int:
+        """Raw tokens that the rows of a page stand for."""
         return self.rows_per_page * self.entry_stride_tokens
 
     def pages_for(self, num_tokens: int) -> int:

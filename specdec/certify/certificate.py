@@ -36,6 +36,7 @@ class Certificate:
 
     @property
     def exact(self) -> bool:
+        """Whether every finding is exact."""
         return all(finding.exact for finding in self.findings)
 
     @property
@@ -46,6 +47,7 @@ class Certificate:
 
     @property
     def num_cases(self) -> int:
+        """Outcomes that were enumerated."""
         return sum(finding.num_cases for finding in self.findings)
 
     def __str__(self) -> str:

@@ -76,6 +76,7 @@ class TableDrafts:
 
     @property
     def start(self) -> Hashable:
+        """See ``DraftSource``."""
         return ((), ())
 
     def draft(self, chance: Chance, known: tuple[int, ...], limit: int, state: Hashable) -> DraftedChain:

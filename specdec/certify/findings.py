@@ -49,6 +49,7 @@ class Finding:
 
     @property
     def exact(self) -> bool:
+        """Whether no prefix has another law than the target gives it."""
         return self.counterexample is None
 
     def __str__(self) -> str:

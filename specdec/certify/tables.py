@@ -23,6 +23,7 @@ class Table:
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of a law."""
         return len(self.rows[0])
 
     def law(self, tokens: Sequence[int]) -> Law:

@@ -142,6 +142,7 @@ class TypicalRule:
 
     @property
     def lossless(self) -> bool:
+        """False: what it keeps need not follow the target's law."""
         return False
 
     @property

@@ -41,6 +41,7 @@ class DraftTree:
 
     @property
     def num_nodes(self) -> int:
+        """Nodes, without the root."""
         return len(self.parents)
 
     @cached_property

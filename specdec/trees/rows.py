@@ -46,6 +46,7 @@ class Path:
 
     @property
     def rows_BN(self) -> torch.Tensor:
+        """int64 rows of the pass on the way: row 0, then those of the nodes; row 0 beyond the path."""
         columns_K = torch.arange(self.nodes_BK.shape[1], device=self.num_B.device)
         return F.pad(torch.where(columns_K < self.num_B.unsqueeze(1), self.nodes_BK + 1, 0), (1, 0))
 
