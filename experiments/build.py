@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from drafters.common import MAX_DRAFT_TOKENS
 from drafters.none import NoneDrafter
 from experiments.checkpoints import folder_of
 from experiments.kernels import choose_kernels
@@ -17,6 +18,7 @@ from experiments.mistakes import nearest
 from experiments.targets import DraftRequest, Lender, LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
 from specdec.api import Coupling, DraftBackend, DrafterConfig, DrafterNeeds, DraftSetup, Verifier
+from specdec.checks import integer
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError, WorkloadError
@@ -126,6 +128,8 @@ def drafter_config(node: Config) -> DrafterConfig:
     missing = [name for name in ("num_draft_tokens", "needs", "build") if name not in dir(config)]
     if missing:
         raise ConfigError(f"{node['_target_']} is no drafter configuration: it has no {', '.join(missing)}")
+    # A parameter of a class from elsewhere passes by the schema.
+    integer("num_draft_tokens", config.num_draft_tokens, low=0, high=MAX_DRAFT_TOKENS, where="drafter")
     return config
 
 

@@ -8,7 +8,7 @@ from experiments.command import EXIT_BAD, EXIT_GOOD, Command, Words
 from experiments.finished_run import read_run
 from experiments.mistakes import nearest
 from experiments.paired import Difference, PairedMetrics, lower_is_better
-from experiments.pairing import Pair, pair
+from experiments.pairing import Pair, differing, pair
 from specdec.errors import ConfigError
 
 COMMAND = Command(
@@ -39,11 +39,17 @@ def gate(words: Words) -> int:
     old, new = map(read_run, words.folders)
     paired = pair(old, new)
     found = _difference(paired, words.settings["metric"])
-    for note in paired.notes:
+    for note in (*paired.notes, *_settings(paired)):
         print(f"note: {note}")
     worse = found.is_worse(tolerance)
     print(line(found, tolerance=tolerance, worse=worse))
     return EXIT_BAD if worse else EXIT_GOOD
+
+
+def _settings(paired: Pair) -> list[str]:
+    """What was configured otherwise, the drafter aside, which a gate is about."""
+    entries = [each for each in differing(paired.old.config, paired.new.config) if not each.key.startswith("drafter")]
+    return [f"setting {each.key} differs: {each.old} -> {each.new}" for each in entries]
 
 
 def line(found: Difference, *, tolerance: float, worse: bool) -> str:

@@ -47,3 +47,11 @@ def test_what_cannot_work_together_is_refused_before_a_baseline_is_decoded(
     assert run_here("drafter=ngram", "drafter.branches=3", "hydra.run.dir=tree", "workload.limit=1") == 1
     assert "tree" in capsys.readouterr().err
     assert not (tmp_path / "tree" / "baseline").exists()
+
+
+def test_a_parameter_cannot_draft_more_than_a_round_may_hold(
+    run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = "drafter._target_=experiments.examples.pair_drafter.PairConfig"
+    assert run_here("target=toy", pair, "+drafter.params.num_draft_tokens=40") != 0
+    assert "num_draft_tokens must be an integer from 0 to 31, got 40" in capsys.readouterr().err
