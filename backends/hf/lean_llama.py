@@ -31,6 +31,22 @@ class LeanLayer:
     down: Product
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """What the attention of every layer of one call shares.
+
+    cos, sin  [B, Q, 1, head width]
+    mask      [B, 1, group * Q, W], added to scores
+    shape     B, Q
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    mask: torch.Tensor
+    cache: RowCache
+    shape: torch.Size
+
+
 def is_lean(model: PreTrainedModel) -> bool:
     """Whether ``LeanLlama`` computes what this model computes."""
     if type(model) is not LlamaForCausalLM:
@@ -82,8 +98,9 @@ class LeanLlama:
         cos, sin = self._angles(placement.positions_BQ, hidden_RD.dtype)
         group = self._num_heads // self._num_kv_heads
         mask = placement.mask_B1QW.repeat(1, 1, group, 1)
+        call = _Call(cos=cos, sin=sin, mask=mask, cache=cache, shape=shape)
         for number, layer in enumerate(self._layers, start=1):
-            hidden_RD = hidden_RD + self._attention(layer, number - 1, hidden_RD, cos, sin, mask, cache, shape)
+            hidden_RD = hidden_RD + self._attention(layer, number - 1, hidden_RD, call)
             hidden_RD = hidden_RD + self._mlp(layer, hidden_RD)
             if number in wanted:
                 states[number] = hidden_RD.view(*shape, -1)
@@ -93,31 +110,21 @@ class LeanLlama:
         logits_BCV = self._head(rows_RD).reshape(shape[0], len(columns), -1)
         return logits_BCV, [states[entry % num_states] for entry in wanted_states]
 
-    def _attention(
-        self,
-        layer: LeanLayer,
-        index: int,
-        hidden_RD: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        mask: torch.Tensor,
-        cache: RowCache,
-        shape: torch.Size,
-    ) -> torch.Tensor:
-        num_reqs, width = shape
+    def _attention(self, layer: LeanLayer, index: int, hidden_RD: torch.Tensor, call: _Call) -> torch.Tensor:
+        num_reqs, width = call.shape
         heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
         product = layer.query_key_value(self._norm(hidden_RD, layer.attention_norm))
         mixed = product.reshape(num_reqs, width, heads + 2 * kv_heads, head_dim)
         turned, value = mixed.split([heads + kv_heads, kv_heads], dim=2)
         first, second = turned.chunk(2, dim=-1)
-        turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
+        turned = turned * call.cos + torch.cat([-second, first], dim=-1) * call.sin
         query, key = turned.split([heads, kv_heads], dim=2)
-        keys, values = cache.update(key.transpose(1, 2), value.transpose(1, 2), index)
+        keys, values = call.cache.update(key.transpose(1, 2), value.transpose(1, 2), index)
         # Heads that share keys stand below each other as further queries.
         group = heads // kv_heads
         folded = query.view(num_reqs, width, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         folded = folded.reshape(num_reqs, kv_heads, group * width, head_dim)
-        found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+        found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=call.mask)
         found = found.view(num_reqs, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4)
         return layer.output(found.reshape(num_reqs * width, heads * head_dim))
 
