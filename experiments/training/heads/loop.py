@@ -22,7 +22,7 @@ from experiments.training.heads.measure import measure, predict
 from experiments.training.heads.objective import Batch, Teacher, loss_of, padded
 from experiments.training.heads.states import DumpedStates, LiveStates, check_disk, dump_bytes
 from experiments.training.heads.texts import Text, read_prompts, split_prompts, verifier_config, write_texts
-from experiments.training.heads.trainees import Trainee, make_trainee
+from experiments.training.heads.trainees import Trainee, check_trainee, make_trainee
 from experiments.training.loop import CHECKPOINT_FOLDER, CURVE_FILE, RESULT_FILE, announce, command_line
 from specdec.errors import ConfigError, WorkloadError
 
@@ -49,6 +49,7 @@ def train_head(
     rows = read_prompts(config.text)
     loaded = load_target(whole)
     target = frozen(loaded)
+    check_trainee(config, loaded, target)
     prompts = split_prompts(rows, loaded, config)
     began = clock()
     training = write_texts(loaded, prompts.training, config, dtype=dtype)

@@ -65,6 +65,14 @@ class Trainee(Protocol):
         """How to draft with what was saved."""
 
 
+def check_trainee(config: HeadTrainerConfig, loaded: LoadedTarget, target: FrozenTarget) -> None:
+    """Raise SpecDecError for a head that this target cannot have; called before the target has written any text."""
+    if config.kind == "nextn" and not isinstance(loaded, LoadedV4):
+        raise UnsupportedError("trainer=nextn trains the NextN layer of a DeepSeek-V4 checkpoint (target=deepseek_v4)")
+    if config.kind == "eagle3":
+        _eagle3_config(config, target, draft_vocab_size=target.lent.head.shape[0], max_context=loaded.max_context)
+
+
 def make_trainee(
     config: HeadTrainerConfig,
     loaded: LoadedTarget,
@@ -83,9 +91,31 @@ def make_trainee(
         return Eagle3Trainee(config, target, vocabulary, max_context=loaded.max_context)
     if config.kind == "medusa":
         return MedusaTrainee(config, target)
-    if not isinstance(loaded, LoadedV4) or folder is None:
-        raise UnsupportedError("trainer=nextn trains the NextN layer of a DeepSeek-V4 checkpoint (target=deepseek_v4)")
+    assert isinstance(loaded, LoadedV4) and folder is not None, "see check_trainee"
     return NextnTrainee(config, loaded, folder)
+
+
+def _eagle3_config(
+    config: HeadTrainerConfig, target: FrozenTarget, *, draft_vocab_size: int, max_context: int
+) -> Eagle3Config:
+    """Sizes of the head; raises SpecDecError for layers that the target does not have."""
+    shape, lent = config.shape, target.lent
+    width = lent.embedding.shape[1]
+    heads = shape.num_attention_heads or max(width // HEAD_WIDTH, 1)
+    head_config = Eagle3Config(
+        vocab_size=lent.head.shape[0],
+        draft_vocab_size=draft_vocab_size,
+        hidden_size=width,
+        target_hidden_size=width if shape.streams == "mean" else target.width,
+        intermediate_size=shape.intermediate_size or 2 * width,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=max(width // heads // 2 * 2, 2),
+        max_position_embeddings=max_context,
+        hidden_layers=shape.layers or default_layers(lent.num_layers),
+    )
+    check_target(head_config, target_part(lent))
+    return head_config
 
 
 class Eagle3Trainee:
@@ -94,23 +124,9 @@ class Eagle3Trainee:
     def __init__(
         self, config: HeadTrainerConfig, target: FrozenTarget, vocabulary: torch.Tensor | None, *, max_context: int
     ) -> None:
-        shape, lent = config.shape, target.lent
-        vocab_size, width = lent.embedding.shape[0], lent.embedding.shape[1]
-        heads = shape.num_attention_heads or max(width // HEAD_WIDTH, 1)
-        vocab_size = lent.head.shape[0]
-        head_config = Eagle3Config(
-            vocab_size=vocab_size,
-            draft_vocab_size=vocab_size if vocabulary is None else len(vocabulary),
-            hidden_size=width,
-            target_hidden_size=width if shape.streams == "mean" else target.width,
-            intermediate_size=shape.intermediate_size or 2 * width,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=max(width // heads // 2 * 2, 2),
-            max_position_embeddings=max_context,
-            hidden_layers=shape.layers or default_layers(lent.num_layers),
-        )
-        check_target(head_config, target_part(lent))
+        lent = target.lent
+        size = lent.head.shape[0] if vocabulary is None else len(vocabulary)
+        head_config = _eagle3_config(config, target, draft_vocab_size=size, max_context=max_context)
         self.module = Eagle3Model(head_config, borrowed(lent.embedding)).to(lent.embedding.device)
         self.layers = head_config.hidden_layers
         self.target_ids_X = None

@@ -69,12 +69,12 @@ def settings_of(prompts: Path) -> Callable[..., HeadTrainerConfig]:
 
 @pytest.fixture(scope="session")
 def train(llama: Path) -> Callable[..., dict]:
-    """Train a head for the Llama in a folder; returns the result."""
+    """Train a head for the Llama in a folder; returns the result. ``said`` takes the lines that a user would read."""
 
-    def run(config: HeadTrainerConfig, folder: Path, **target: object) -> dict:
+    def run(config: HeadTrainerConfig, folder: Path, *, said: list[str] | None = None, **target: object) -> dict:
         chosen = {"_target_": "experiments.hf.load", "checkpoint": str(llama), **target}
         settings = dataclasses.asdict(TargetSchema(**chosen))
-        return train_head(config, settings, folder, say=lambda line: None)
+        return train_head(config, settings, folder, say=([] if said is None else said).append)
 
     return run
 

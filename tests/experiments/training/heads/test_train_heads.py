@@ -64,13 +64,17 @@ def test_a_reduced_vocabulary_is_the_commonest_of_the_text(train, settings_of, t
     assert (config["draft_vocab_size"], config["vocab_size"]) == (60, 258)
 
 
-def test_what_cannot_be_trained_is_refused_by_name(train, settings_of, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused_by_name_before_any_text_is_written(
+    train, settings_of, tmp_path: Path
+) -> None:
+    said: list[str] = []
     with pytest.raises(UnsupportedError, match="NextN layer of a DeepSeek-V4 checkpoint"):
-        train(settings_of("nextn"), tmp_path)
+        train(settings_of("nextn"), tmp_path, said=said)
     with pytest.raises(CheckpointError, match=r"reads layer 9, the target has layers 0\.\.3"):
-        train(settings_of("eagle3", shape={"layers": [0, 1, 9]}), tmp_path)
+        train(settings_of("eagle3", shape={"layers": [0, 1, 9]}), tmp_path, said=said)
     with pytest.raises(UnsupportedError, match="lends no states"):
-        train(settings_of("medusa"), tmp_path, _target_="experiments.toy.load", checkpoint="none")
+        train(settings_of("medusa"), tmp_path, said=said, _target_="experiments.toy.load", checkpoint="none")
+    assert said == []
 
 
 def test_nextn_is_trained_alone_and_its_target_stays(checkpoint: Path, train, settings_of, tmp_path: Path) -> None:
