@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from experiments.training.sections import from_sections
 from specdec import checks
 from specdec.errors import ConfigError
 
@@ -277,18 +278,9 @@ _SECTIONS = {
 
 def config_from_dict(raw: Mapping[str, Any]) -> TrainerConfig:
     """A TrainerConfig from plain nested mappings; raises ConfigError naming an unknown key."""
-    values = dict(raw)
-    sections = {name: _section(cls, values.pop(name, {}), f"{WHERE}.{name}") for name, cls in _SECTIONS.items()}
-    return _section(TrainerConfig, {**values, **sections}, WHERE)
+    return from_sections(TrainerConfig, _SECTIONS, raw, where=WHERE)
 
 
 def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
     """Plain nested mappings, ready for JSON."""
     return dataclasses.asdict(config)
-
-
-def _section(cls: type, raw: Mapping[str, Any], where: str) -> Any:
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(raw) - known):
-        raise ConfigError(f"{unknown[0]} is no setting of {where}; known are {', '.join(sorted(known))}")
-    return cls(**raw)

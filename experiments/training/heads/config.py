@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from experiments.training.sections import from_sections
 from specdec import checks
 from specdec.errors import ConfigError
 
@@ -150,13 +151,4 @@ _SECTIONS = {"shape": HeadShape, "text": TextSettings}
 
 def head_config(raw: Mapping[str, Any]) -> HeadTrainerConfig:
     """A HeadTrainerConfig from plain nested mappings; raises ConfigError naming an unknown key."""
-    values = dict(raw)
-    sections = {name: _section(cls, values.pop(name, {}), f"{WHERE}.{name}") for name, cls in _SECTIONS.items()}
-    return _section(HeadTrainerConfig, {**values, **sections}, WHERE)
-
-
-def _section(cls: type, raw: Mapping[str, Any], where: str) -> Any:
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(raw) - known):
-        raise ConfigError(f"{unknown[0]} is no setting of {where}; known are {', '.join(sorted(known))}")
-    return cls(**raw)
+    return from_sections(HeadTrainerConfig, _SECTIONS, raw, where=WHERE)
