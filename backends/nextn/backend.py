@@ -76,8 +76,8 @@ class NextNBackend:
         )
         self._embed, self._head = embed, head
         self._streams_shape = (model.config.hc_mult, model.config.hidden_size)
-        is_fused = config.few_rows > 0 and supports(model)
-        self._few_rows = FewRowsNextN(model, pool, embed=embed, head=head) if is_fused else None
+        takes_few_rows = config.few_rows > 0 and supports(model)
+        self._few_rows = FewRowsNextN(model, pool, embed=embed, head=head) if takes_few_rows else None
         self._step = StepBuffers(
             max_batch=config.max_batch, streams_shape=self._streams_shape, spec=self.spec, like=embed.weight
         )
