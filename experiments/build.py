@@ -17,7 +17,7 @@ from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
 from experiments.targets import DraftRequest, Lender, LoadedTarget, TargetRequest
 from experiments.workloads import Row, Workload
-from specdec.api import Coupling, DraftBackend, DrafterConfig, DrafterNeeds, DraftSetup, Verifier
+from specdec.api import Coupling, DraftBackend, Drafter, DrafterConfig, DrafterNeeds, DraftSetup, Verifier
 from specdec.checks import integer
 from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
@@ -128,6 +128,8 @@ def drafter_config(node: Config) -> DrafterConfig:
     missing = [name for name in ("num_draft_tokens", "needs", "build") if name not in dir(config)]
     if missing:
         raise ConfigError(f"{node['_target_']} is no drafter configuration: it has no {', '.join(missing)}")
+    if not isinstance(config.needs, DrafterNeeds):
+        raise ConfigError(f"{node['_target_']}: needs must be a specdec.api.DrafterNeeds, got {config.needs!r}")
     # A parameter of a class from elsewhere passes by the schema.
     integer("num_draft_tokens", config.num_draft_tokens, low=0, high=MAX_DRAFT_TOKENS, where="drafter")
     return config
@@ -349,9 +351,13 @@ class EngineMaker:
             draft_backend=self._draft_backend,
         )
         tokenizer = self._loaded.tokenizer
+        drafter: object = self._drafter.build(setup)
+        if not isinstance(drafter, Drafter):
+            name = type(self._drafter).__name__
+            raise ConfigError(f"{name}.build must return a specdec.api.Drafter, got {drafter!r} (conf: drafter)")
         return Engine(
             target,
-            self._drafter.build(setup),
+            drafter,
             self._verifier,
             self._config,
             self._loaded.eos_ids,

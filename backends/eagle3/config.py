@@ -126,7 +126,7 @@ def config_from_dict(raw: Mapping[str, Any], *, num_target_layers: int) -> Eagle
     flat = {**raw, **(raw.get("transformer_layer_config") or {})}
     _refuse(flat)
     try:
-        heads, hidden = flat["num_attention_heads"], flat["hidden_size"]
+        heads, hidden = (positive_int(key, flat[key], where=WHERE) for key in ("num_attention_heads", "hidden_size"))
         return Eagle3Config(
             vocab_size=flat["vocab_size"],
             draft_vocab_size=flat.get("draft_vocab_size") or flat["vocab_size"],
@@ -152,12 +152,13 @@ def _rope_theta(flat: Mapping[str, Any]) -> float:
 
 
 def _layers(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
-    nested = (raw.get("eagle_config") or {}).get(LAYER_IDS)
+    nested, inputs = (raw.get("eagle_config") or {}).get(LAYER_IDS), raw.get(LAYER_IDS)
+    for named in (nested, inputs):
+        if named and not (isinstance(named, list) and all(isinstance(layer, int) for layer in named)):
+            raise ConfigError(f"{LAYER_IDS} must be a list of {NUM_LAYERS_READ} layers, got {named!r} (conf: {WHERE})")
     if nested:
         return tuple(nested)
-    if raw.get(LAYER_IDS):
-        return tuple(layer - 1 for layer in raw[LAYER_IDS])
-    return default_layers(num_target_layers)
+    return tuple(layer - 1 for layer in inputs) if inputs else default_layers(num_target_layers)
 
 
 def _refuse(flat: Mapping[str, Any]) -> None:

@@ -140,6 +140,28 @@ def test_a_class_of_a_module_in_the_working_directory_needs_no_option(
     assert read_json(tmp_path / "one" / "summary.json")["lossless"] is True
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "needs: DrafterNeeds = DrafterNeeds()",
+            "needs: None = None",
+            "needs must be a specdec.api.DrafterNeeds, got None",
+        ),
+        ("return Lucky(self)", "Lucky(self)", "LuckyConfig.build must return a specdec.api.Drafter, got None"),
+    ],
+)
+def test_a_class_that_breaks_the_seam_is_named_in_one_line(
+    run_here: Callable[..., int], tmp_path: Path, monkeypatch, capsys, old: str, new: str, said: str
+) -> None:
+    module = f"broken_{len(new)}"
+    write(tmp_path, {f"{module}.py": DRAFTER.replace(old, new)})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run_here("drafter=custom", f"drafter._target_={module}.LuckyConfig", *TOY) != 0
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
 def test_a_config_folder_on_the_command_line_adds_options(run_here: Callable[..., int], tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -111,6 +111,11 @@ def test_what_does_not_belong_to_the_target_is_refused(head, target_part, tmp_pa
         reload(changed(num_hidden_layers=2), target_part)
     with pytest.raises(UnsupportedError, match="rope_scaling='llama3'"):
         reload(changed(rope_scaling={"rope_type": "llama3"}), target_part)
+    for wrong in ("abc", [0, 1.5, 2], 3):
+        with pytest.raises(ConfigError, match="must be a list of 3 layers, got"):
+            reload(changed(eagle_config={"eagle_aux_hidden_state_layer_ids": wrong}), target_part)
+    with pytest.raises(ConfigError, match="num_attention_heads must be an integer of at least 1, got 0"):
+        reload(changed(num_attention_heads=0, head_dim=None), target_part)
     path = save_eagle3(head(), tmp_path / "less")
     save_file({k: v for k, v in load_file(path).items() if k != "norm.weight"}, path)
     with pytest.raises(CheckpointError, match="has no norm.weight"):
