@@ -5,7 +5,7 @@ in a process of its own and prints its time and peak memory. The default is a sw
 """
 
 import json
-import resource
+import os
 import shutil
 import subprocess
 import sys
@@ -83,15 +83,16 @@ def make_runs(folder: Path, *, num_runs: int, num_rows: int) -> None:
 
 
 def measure(folder: Path, out: Path) -> Cost:
-    """Report on ``folder`` in a process of its own; raises CalledProcessError when the report fails.
-
-    The peak is that of the largest child process so far.
-    """
+    """Report on ``folder`` in a process of its own; raises CalledProcessError when the report fails."""
     command = [sys.executable, "-m", "experiments.report", str(folder), f"out={out}"]
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    time_s = time.perf_counter() - start
-    return Cost(time_s=time_s, memory_mib=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / KIB_PER_MIB)
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    # The usage of this child alone: what the parent's other children took does not count.
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return Cost(time_s=time.perf_counter() - start, memory_mib=usage.ru_maxrss / KIB_PER_MIB)
 
 
 def _make_run(folder: Path, template: Path, number: int, num_rows: int) -> None:

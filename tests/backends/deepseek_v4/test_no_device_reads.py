@@ -74,6 +74,5 @@ def test_a_draft_step_is_planned_without_reading_the_device(small_config):
     spec = plan_spec(small_config, layout, PassConfig(max_context=512))
     tables = meta_tables(layout.group_specs(), 3)
     lengths_B = torch.zeros(3, dtype=torch.int64, device=META)
-    valid_B = torch.zeros(3, dtype=torch.bool, device=META)
-    plan = plan_step(lengths_B, tables["v4.swa_kv"], spec, valid_B)
+    plan = plan_step(lengths_B, tables["v4.swa_kv"], spec)
     assert plan.write_slots["v4.swa_kv"].shape == (3,)

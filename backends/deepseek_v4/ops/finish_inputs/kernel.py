@@ -69,7 +69,8 @@ def _state(
     phase = tl.maximum(tl.load(positions_ptr + token), 0) % RATIO
     scores = (column >= CHANNELS) & inside
     row += tl.load(ape_ptr + phase * CHANNELS + (column - CHANNELS), mask=scores, other=0.0)
-    tl.store(buffer_ptr + slot.to(tl.int64) * (2 * CHANNELS) + column, row, mask=inside & (slot >= 0))
+    if slot >= 0:
+        tl.store(buffer_ptr + slot.to(tl.int64) * (2 * CHANNELS) + column, row, mask=inside)
 
 
 @triton.jit(
