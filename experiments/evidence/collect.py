@@ -116,5 +116,7 @@ def _save(command: str, chosen: Sequence[Prompt], measurements: Sequence[Measure
 
 
 def _all_figures(measurement: Measurement) -> Mapping[str, object]:
-    by_source = {source: found for source in SOURCES if (found := figures_of(measurement, source))}
+    by_source = {source: dict(found) for source in SOURCES if (found := figures_of(measurement, source))}
+    for found in by_source.values():
+        found.pop("survival", None)  # of so few requests its positions say little
     return {"settings": measurement.way.settings, "all": figures_of(measurement), **by_source}

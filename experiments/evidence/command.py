@@ -20,6 +20,7 @@ plain decoding and exactness. One thread, one request at a time; all ways take t
   eagle3=FOLDER, medusa=FOLDER   trained heads for SmolLM2 (python -m experiments.train)
   minutes=N      stop after N minutes of CPU time; the same command goes on where it stopped
   out=FOLDER     one file per target, temperature and drafter; finished requests in them are kept
+                 until the code, the checkpoint or a setting that they depend on changes
   save=true      write the figures to experiments/results/drafters.json
 
 Times are CPU seconds of the process: on a shared machine the clock also measures the others. SmolLM2 must be fetched

@@ -13,7 +13,7 @@ from experiments.summary import metrics_of, number
 from specdec.bootstrap import Bootstrap
 from specdec.metrics import Terms
 
-KEPT = ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "survival", "conditional")
+KEPT = ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "survival")
 SHOWN_POSITIONS = 3
 LIMITS = {"oracle": "oracle (upper bound)"}
 
@@ -95,7 +95,7 @@ def table(measurements: Sequence[Measurement]) -> str:
         survival = " ".join(
             f"{each['value']:.2f}" for each in cold.get("survival", ())[:SHOWN_POSITIONS] if each["value"] is not None
         )
-        cells = [_interval(cold, "tokens_per_step"), survival, _interval(cold, "speedup_cpu")]
+        cells = [_interval(cold, "tokens_per_step"), survival or "-", _interval(cold, "speedup_cpu")]
         cells += [_interval(warm, "tokens_per_step"), _interval(warm, "speedup_cpu"), exact]
         rows.append(_line((target, LIMITS.get(name, name), *cells)))
     return "\n".join(rows)

@@ -22,15 +22,20 @@ from specdec.engine import EngineConfig
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams
 
-CONTEXT = 2048
-WARM_UP_TOKENS = 4
+CONTEXT = 1280
+"""Tokens of a request with its prompt; a longer prompt is left out."""
+WARM_UP_PROMPT, WARM_UP_TOKENS = 32, 4
 
 
 class Bench:
-    """Targets are loaded when they are first asked for; all ways of a target share its weights."""
+    """Targets are loaded when they are first asked for; all ways of a target share its weights.
+
+    Caches are kept for the ways of one target and temperature at a time: those of all take gigabytes.
+    """
 
     def __init__(self) -> None:
         self._targets: dict[str, LoadedTarget] = {}
+        self._block: tuple[str, int] | None = None
         self._makers: dict[str, EngineMaker] = {}
         self._theirs: Theirs | None = None
 
@@ -92,11 +97,15 @@ class Bench:
         if isinstance(way.drafter, OracleConfig):
             known = ((request.prompt, tuple(expected)),)
             return self._made(way, replace(way.drafter, references=known))
+        if self._block != (way.target, way.temperature):
+            self._block = way.target, way.temperature
+            self._makers.clear()
         if way.key not in self._makers:
             assert way.drafter is not None, "transformers' own decoding has no engine"
             make = self._makers[way.key] = self._made(way, way.drafter)
             engine = make()
-            engine.add(replace(request, sampling=replace(request.sampling, max_new_tokens=WARM_UP_TOKENS)))
+            few = replace(request.sampling, max_new_tokens=WARM_UP_TOKENS)
+            engine.add(replace(request, prompt=request.prompt[:WARM_UP_PROMPT], sampling=few))
             engine.run()
         return self._makers[way.key]
 
@@ -126,5 +135,5 @@ def _theirs(folder: Path, loaded: LoadedTarget, request: Request) -> Theirs:
     file = gguf_file(folder)
     assert file is not None, "the peer is compared on a GGUF file"
     theirs = Theirs(file, loaded.eos_ids, torch.float32, new_tokens=request.sampling.max_new_tokens)
-    theirs.decode(request.prompt[:WARM_UP_TOKENS], lookup=True)
+    theirs.decode(request.prompt[:WARM_UP_PROMPT], lookup=True)
     return theirs
