@@ -5,7 +5,6 @@ in a process of its own and prints its time and peak memory. The default is a sw
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +42,18 @@ OUTPUT_LINES = """
            [33] || flatten(list(output_ids ORDER BY step)) AS output_ids, '' AS text, 'length' AS finish_reason,
            count(*) AS num_steps, 0 AS num_preemptions, 100.0 AS first_token_us, 1000.0 AS total_us
     FROM steps GROUP BY request_id, turn, category ORDER BY request_id"""
+
+
+REPORT = """
+import sys
+from pathlib import Path
+
+from experiments.report.command import main
+
+code = main(sys.argv[1:])
+print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
+sys.exit(code)
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,16 +94,15 @@ def make_runs(folder: Path, *, num_runs: int, num_rows: int) -> None:
 
 
 def measure(folder: Path, out: Path) -> Cost:
-    """Report on ``folder`` in a process of its own; raises CalledProcessError when the report fails."""
-    command = [sys.executable, "-m", "experiments.report", str(folder), f"out={out}"]
+    """Report on ``folder`` in a process of its own; raises CalledProcessError when the report fails.
+
+    The process tells its own peak: what the system accounts to a child begins with the parent's.
+    """
+    command = [sys.executable, "-c", REPORT, str(folder), f"out={out}"]
     start = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    # The usage of this child alone: what the parent's other children took does not count.
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command)
-    return Cost(time_s=time.perf_counter() - start, memory_mib=usage.ru_maxrss / KIB_PER_MIB)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    time_s = time.perf_counter() - start
+    return Cost(time_s=time_s, memory_mib=int(done.stdout.split()[-1]) / KIB_PER_MIB)
 
 
 def _make_run(folder: Path, template: Path, number: int, num_rows: int) -> None:

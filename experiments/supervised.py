@@ -72,6 +72,10 @@ class Check:
     cwd: Path
 
 
+# What a process answers before it begins a task.
+TAKEN = "taken"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """How a run ended.
@@ -138,12 +142,9 @@ class Supervisor:
     def _sent(self, task: Task | Check) -> tuple[BaseProcess, Connection]:
         """A process that has been given ``task``: the one at hand, unless it has died since its last run."""
         sys.stdout.flush()
-        if self._process is not None and self._tasks is not None and self._process.is_alive():
-            try:
-                self._tasks.send(task)
-                return self._process, self._tasks
-            except (BrokenPipeError, ConnectionResetError):
-                pass
+        process, tasks = self._process, self._tasks
+        if process is not None and tasks is not None and process.is_alive() and _takes(process, tasks, task):
+            return process, tasks
         self.close()
         self._process, self._tasks = _start()
         self._tasks.send(task)
@@ -195,8 +196,24 @@ def _start() -> tuple[BaseProcess, Connection]:
     return process, ours
 
 
+def _takes(process: BaseProcess, tasks: Connection, task: Task | Check) -> bool:
+    """Give a task to a process that waits for one; False when it died before it took the task."""
+    try:
+        tasks.send(task)
+        return _received(process, tasks) == TAKEN
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        return False
+
+
 def _answer(process: BaseProcess, tasks: Connection) -> Outcome:
     """Wait for the outcome; raises EOFError when the process ends without one."""
+    answer = _received(process, tasks)
+    # A fresh process says first that it took the task.
+    return _received(process, tasks) if answer == TAKEN else answer
+
+
+def _received(process: BaseProcess, tasks: Connection) -> Any:
+    """What the process says next; raises EOFError when it ends without a word."""
     ready = connection.wait([tasks, process.sentinel])
     if tasks in ready or tasks.poll():
         try:
@@ -240,6 +257,7 @@ def serve(tasks: Connection, environ: Mapping[str, str]) -> None:
         worker = Worker()
         while True:
             task = tasks.recv()
+            tasks.send(TAKEN)
             outcome = _do(worker, task)
             sys.stdout.flush()
             tasks.send(outcome)
