@@ -29,13 +29,12 @@ class ReadsLayers(DraftBackend, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Eagle3Config:
-    """Settings of EAGLE-3 drafting. Raises ConfigError for values out of range.
+class HeadConfig:
+    """Settings of any trained head over a target's states. Raises ConfigError for values out of range.
 
-    num_draft_tokens  tokens proposed per round, 1..31
+    num_draft_tokens  tokens proposed per round, 1..31: of a chain its length, of a tree its nodes
     proposals         ``sampled`` draws with the verifier's coupling, ``greedy`` takes the draft's argmax
     checkpoint        folder of the head
-    loader            importable function that makes the ``DraftBackend``; called by ``experiments.build``
     tree_width        0: chains; else followers of a node, of a dynamic tree of at most num_draft_tokens nodes
     tree_depth        levels of the tree
     """
@@ -43,7 +42,6 @@ class Eagle3Config:
     num_draft_tokens: int = 3
     proposals: str = "sampled"
     checkpoint: str = ""
-    loader: str = LOADER
     tree_width: int = 0
     tree_depth: int = 4
 
@@ -57,15 +55,9 @@ class Eagle3Config:
         """Without the layers, which the checkpoint names: the live drafter declares those."""
         return DrafterNeeds(trees=self.tree_width > 0)
 
-    def build(self, setup: DraftSetup) -> Drafter:
-        """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
-        if not isinstance(setup.draft_backend, ReadsLayers):
-            raise ConfigError("drafter eagle3 needs a head made for this target (conf: drafter.checkpoint)")
-        return StateDrafter(setup.draft_backend, self.drafting)
-
     @property
     def drafting(self) -> "Drafting":
-        """The settings that any head over a target's states has."""
+        """The settings that the live drafter reads."""
         return Drafting(
             num_draft_tokens=self.num_draft_tokens,
             proposals=self.proposals,
@@ -75,8 +67,24 @@ class Eagle3Config:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Eagle3Config(HeadConfig):
+    """Settings of EAGLE-3 drafting; see ``HeadConfig``.
+
+    loader  importable function that makes the ``DraftBackend``; called by ``experiments.build``
+    """
+
+    loader: str = LOADER
+
+    def build(self, setup: DraftSetup) -> Drafter:
+        """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
+        if not isinstance(setup.draft_backend, ReadsLayers):
+            raise ConfigError("drafter eagle3 needs a head made for this target (conf: drafter.checkpoint)")
+        return StateDrafter(setup.draft_backend, self.drafting)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drafting:
-    """How a head over a target's states drafts; see ``Eagle3Config``."""
+    """How a head over a target's states drafts; see ``HeadConfig``."""
 
     num_draft_tokens: int
     proposals: str

@@ -84,3 +84,20 @@ class Command:
                 f"{self.name} takes {' and '.join(self.folders)}, got {len(folders)} folders: {self.usage}"
             )
         return Words(folders=tuple(folders), settings=settings)
+
+
+def obey(arguments: Sequence[str] | None, usage: str, do: Callable[[list[str]], None]) -> int:
+    """Call ``do`` with the words of a command line, or print ``usage`` for ``--help``; returns the exit code.
+
+    A mistake, and a file that cannot be used, leaves one line on stderr.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(usage)
+        return EXIT_GOOD
+    try:
+        do(given)
+    except (SpecDecError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_MISTAKE
+    return EXIT_GOOD

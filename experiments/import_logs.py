@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.command import obey
 from experiments.mistakes import nearest
-from specdec.errors import ConfigError, SpecDecError
+from specdec.errors import ConfigError
 
 ENGINES = ("vllm", "sglang")
-EXIT_MISTAKE = 2
 MAX_SHOWN = 10
 KEYS = {"out": "", "drafter": "unnamed", "model": "", "drafts": "sometimes"}
 USAGE = """usage: specdec import_logs vllm|sglang FILE... out=FOLDER [drafter=NAME] [model=NAME] [drafts=always]
@@ -45,16 +45,7 @@ class Wanted:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        _import(wanted(given))
-    except (SpecDecError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return 0
+    return obey(arguments, USAGE, lambda given: _import(wanted(given)))
 
 
 def wanted(arguments: Sequence[str]) -> Wanted:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec.errors import ConfigError, SpecDecError
+from experiments.command import obey
+from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.tables import Tables
 
-EXIT_MISTAKE = 2
 USAGE = """usage: specdec query FOLDER... [sql=QUESTION] [out=FILE]
 
 Asks all runs below the folders, also those that go on, in DuckDB's SQL; without a question, names the tables.
@@ -36,16 +36,7 @@ class Asked:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        _answer(asked(given))
-    except (SpecDecError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return 0
+    return obey(arguments, USAGE, lambda given: _answer(asked(given)))
 
 
 def asked(arguments: Sequence[str]) -> Asked:

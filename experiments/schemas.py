@@ -117,29 +117,32 @@ class DraftModelSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Schema:
-    """Settings of drafters.eagle3; ``loader`` makes the head of ``checkpoint``."""
+class HeadSchema:
+    """Settings of any trained head; ``loader`` makes the head of ``checkpoint``."""
 
-    _target_: str = "drafters.eagle3.Eagle3Config"
+    _target_: str = MISSING
     num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
     proposals: str = setting("sampled", choices=("sampled", "greedy"))
     checkpoint: str = MISSING
-    loader: str = "experiments.heads.load_eagle3_head"
+    loader: str = MISSING
     tree_width: int = setting(0, low=0, high=16)
     tree_depth: int = setting(4, low=1, high=MAX_DRAFT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaSchema:
-    """Settings of drafters.medusa; ``loader`` makes the heads of ``checkpoint``."""
+class Eagle3Schema(HeadSchema):
+    """Settings of drafters.eagle3."""
+
+    _target_: str = "drafters.eagle3.Eagle3Config"
+    loader: str = "experiments.heads.load_eagle3_head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaSchema(HeadSchema):
+    """Settings of drafters.medusa."""
 
     _target_: str = "drafters.medusa.MedusaConfig"
-    num_draft_tokens: int = setting(3, low=1, high=MAX_DRAFT_TOKENS)
-    proposals: str = setting("sampled", choices=("sampled", "greedy"))
-    checkpoint: str = MISSING
     loader: str = "experiments.heads.load_medusa_heads"
-    tree_width: int = setting(0, low=0, high=16)
-    tree_depth: int = setting(4, low=1, high=MAX_DRAFT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.errors import ConfigError, SpecDecError
+from experiments.command import obey
+from specdec.errors import ConfigError
 
 DEFAULT_PORT = 8321
 MAX_PORT = 65535
-EXIT_MISTAKE = 2
 USAGE = f"""usage: specdec dash FOLDER... [port={DEFAULT_PORT}]
 
 Serves a page at http://127.0.0.1:{DEFAULT_PORT}/ with the jobs of the sweeps below the folders (queued, running,
@@ -31,16 +31,7 @@ class Wanted:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        _serve(wanted(given))
-    except (SpecDecError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return 0
+    return obey(arguments, USAGE, lambda given: _serve(wanted(given)))
 
 
 def wanted(arguments: Sequence[str]) -> Wanted:
