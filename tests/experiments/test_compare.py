@@ -232,6 +232,20 @@ def test_gate_fails_only_when_the_interval_says_worse(
     assert out.startswith("WORSE: " if code else "ok: ") and "n = 4 requests" in out and "difference" in out
 
 
+def test_gate_names_the_settings_that_differ_but_for_the_drafter(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(runs["nextn"], tmp_path / "other")
+    path = other / "config.resolved.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert "prefill_chunk: 512" in text
+    path.write_text(text.replace("prefill_chunk: 512", "prefill_chunk: 64"), encoding="utf-8")
+    assert cli.main(["gate", str(runs["nextn"]), str(other)]) == 0
+    assert "setting engine.prefill_chunk differs: 512 -> 64" in capsys.readouterr().out
+    assert cli.main(["gate", str(runs["nextn"]), str(runs["plain"])]) == 1
+    assert "setting drafter" not in capsys.readouterr().out
+
+
 def test_more_waste_is_worse() -> None:
     good, bad = finished({"x": (4, 4), "y": (4,)}), finished({"x": (1, 1), "y": (1,)})
     found = PairedMetrics(pair(good, bad)).difference("wasted_draft_fraction")
