@@ -18,11 +18,13 @@ from torch import nn
 
 from backends.eagle3.config import Eagle3Config, config_from_dict
 from backends.eagle3.model import Eagle3Model
+from backends.finite import check_finite
 from specdec.errors import CheckpointError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 EMBEDDING, HEAD, OFFSETS, MEMBERS = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
+NOT_FINITE = "train the head again with a lower learning rate, or copy it again (conf: drafter.checkpoint)"
 OTHER_NAMES = (("model.", ""), ("layers.0.", "midlayer."))
 
 
@@ -127,7 +129,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for key in file.keys():
-                    yield _our_name(key), file.get_tensor(key)
+                    value = file.get_tensor(key)
+                    check_finite(value, name=key, file=path, advice=NOT_FINITE)
+                    yield _our_name(key), value
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); copy it again") from None
 

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from backends.finite import check_finite
 from backends.hf.few_rows import use_few_rows
 from backends.hf.gguf_llama import load_gguf
 from backends.hf.model import CausalModel
@@ -15,6 +16,7 @@ from specdec.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 GGUF_PATTERN = "*.gguf"
+NOT_FINITE = "copy or train the model again (conf: target.checkpoint, drafter.checkpoint)"
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -44,6 +46,8 @@ def load_model(
     file = gguf_file(folder)
     model = _pretrained(folder, dtype) if file is None else load_gguf(file, dtype=dtype)
     model = model.to(device)
+    for name, value in model.named_parameters():
+        check_finite(value, name=name, file=file or folder, advice=NOT_FINITE)
     use_few_rows(model)
     causal = CausalModel(model, max_context=max_context, lean=not recompute)
     check_family(causal)

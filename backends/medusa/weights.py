@@ -11,11 +11,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from backends.finite import check_finite
 from backends.medusa.model import MedusaConfig, MedusaModel
 from specdec.errors import CheckpointError
 
 CONFIG = "config.json"
 WEIGHTS = "medusa_lm_head.safetensors"
+NOT_FINITE = "train the heads again with a lower learning rate, or copy them again (conf: drafter.checkpoint)"
 
 
 def save_medusa(model: MedusaModel, folder: Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -51,6 +53,7 @@ def load_medusa(folder: Path, *, head: torch.Tensor, device: torch.device, dtype
                 f"{folder}: {name} has shape {list(stored[name].shape)}, for this target it is {list(value.shape)} "
                 "(conf: drafter.checkpoint)"
             )
+        check_finite(stored[name], name=name, file=paths[0], advice=NOT_FINITE)
         value.copy_(stored[name])
     return model.requires_grad_(False)
 

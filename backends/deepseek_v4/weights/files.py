@@ -53,6 +53,10 @@ class CheckpointFiles:
         """One tensor in its storage type, on the CPU."""
         return self._shards[self._shard_of[key]].get_tensor(key)
 
+    def path_of(self, key: str) -> Path:
+        """The shard that holds a tensor."""
+        return self.folder / self._shard_of[key]
+
     def _shard_names(self) -> list[str]:
         if (self.folder / INDEX).exists():
             weight_map = read_json(self.folder / INDEX).get("weight_map")

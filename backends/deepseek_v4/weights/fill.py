@@ -7,10 +7,14 @@ import torch
 from backends.deepseek_v4.weights import names
 from backends.deepseek_v4.weights.files import CheckpointFiles
 from backends.deepseek_v4.weights.storage import FP4_BLOCK, FP8_BLOCK, dequantize_fp4, dequantize_fp8_blocks
+from backends.finite import check_finite
 from specdec.errors import CheckpointError
 
 _EIGHT_BIT = (torch.float8_e4m3fn, torch.int8, torch.uint8)
 _E8M0 = (torch.float8_e8m0fnu, torch.uint8)
+# As a byte: six times 2^126 is beyond float32, and the byte 255 is NaN.
+_OVERFLOWING_SCALE = 127 + 126
+NOT_FINITE = "copy the checkpoint again, or train it with a lower learning rate (conf: target.checkpoint)"
 
 
 class _Names:
@@ -30,6 +34,12 @@ class _Names:
     def read(self, name: str) -> torch.Tensor:
         self.used.add(name)
         return self.files.read(self.raw[name])
+
+    def finite(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The value that was read under ``name``; raises CheckpointError if it is no number everywhere."""
+        key = self.raw[name]
+        check_finite(value, name=key, file=self.files.path_of(key), advice=NOT_FINITE)
+        return value
 
 
 def checkpoint_has_nextn(files: CheckpointFiles) -> bool:
@@ -83,7 +93,7 @@ def _decode(available: _Names, name: str) -> torch.Tensor:
     if scale_key is None or scale_key not in available.raw:
         if value.dtype in _EIGHT_BIT:
             raise CheckpointError(f"{available.raw[name]} is stored as {value.dtype} but its scale is missing")
-        return value
+        return available.finite(name, value)
     scales = available.read(scale_key)
     if scales.dtype == torch.float32:
         scales = _to_e8m0(scales, available.raw[scale_key])
@@ -98,7 +108,12 @@ def _decode(available: _Names, name: str) -> torch.Tensor:
         raise CheckpointError(
             f"{available.raw[scale_key]} has shape {tuple(scales.shape)}, its weight needs {expected}"
         )
-    return dequantize_fp8_blocks(value, scales) if fp8 else dequantize_fp4(value, scales)
+    if fp8:
+        return available.finite(name, dequantize_fp8_blocks(value, scales))
+    decoded = dequantize_fp4(value, scales)
+    # Codes of four bits are finite, so scales tell, which are a 32nd of the values.
+    is_finite = int(scales.view(torch.uint8).max()) < _OVERFLOWING_SCALE
+    return decoded if is_finite else available.finite(name, decoded)
 
 
 def _scale_shape(value: torch.Tensor, fp8: bool) -> tuple[int, ...]:

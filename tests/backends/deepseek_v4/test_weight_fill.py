@@ -172,3 +172,34 @@ def test_the_same_weight_under_two_spellings_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="both mean embed.weight"):
         fill_parameters(CheckpointFiles(tmp_path), {"embed.weight": torch.zeros(2, 2)}, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "named"),
+    [
+        ("embed.weight", 0x7FC0, "embed.weight"),
+        ("layers.0.attn.attn_sink", 0x7F80_0000, "layers.0.attn.attn_sink"),
+        ("layers.0.attn.wq_a.weight", 0x7F, "layers.0.attn.wq_a.weight"),
+        ("layers.0.attn.wq_a.scale", 0xFF, "layers.0.attn.wq_a.weight"),
+        ("layers.0.ffn.experts.2.w1.scale", 0xFF, "layers.0.ffn.experts.2.w1.weight"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(folder, key, wrong, named):
+    shard = next(path for path in folder.glob("*.safetensors") if key in load_file(path))
+    stored = {name: value.clone() for name, value in load_file(shard).items()}
+    size = stored[key].element_size()
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[size]
+    stored[key].view(bits).view(-1)[0] = wrong
+    save_file(stored, shard)
+    with pytest.raises(CheckpointError, match=rf"{shard.name}: \d+ of \d+ values of {named} are NaN or inf; copy the"):
+        fill_parameters(CheckpointFiles(folder), empty_like(parameters()), EXPERTS)
+
+
+def test_a_weight_of_the_largest_finite_numbers_loads(tmp_path):
+    largest = torch.finfo(torch.float32).max
+    stored = {"embed.weight": torch.tensor([[largest, -largest]])}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    filled = {"embed.weight": torch.zeros(1, 2)}
+    fill_parameters(CheckpointFiles(tmp_path), filled, 1)
+    assert filled["embed.weight"].equal(stored["embed.weight"])

@@ -138,3 +138,16 @@ def test_what_does_not_belong_to_the_target_is_refused(head, target_part, tmp_pa
             max_position_embeddings=8,
             hidden_layers=(1, 2),
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_weights_that_are_no_numbers_are_refused(head, target_part, tmp_path: Path, dtype: torch.dtype) -> None:
+    path = save_eagle3(head(), tmp_path)
+    stored = load_file(path)
+    stored["fc.weight"][1, 2] = float("nan")
+    stored["fc.weight"] = stored["fc.weight"].to(dtype)
+    save_file(stored, path)
+    with pytest.raises(CheckpointError) as refused:
+        reload(tmp_path, target_part)
+    message = f"{path}: 1 of 768 values of fc.weight are NaN or inf; train the head again with a lower learning rate"
+    assert str(refused.value).startswith(message)

@@ -93,3 +93,17 @@ def test_heads_of_another_target_and_other_files_are_refused(tmp_path: Path) -> 
     path.unlink()
     with pytest.raises(CheckpointError, match="pickled heads do not load"):
         load_medusa(tmp_path, head=torch.randn(11, WIDTH), device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, wrong: float) -> None:
+    model = heads()
+    with torch.no_grad():
+        model[1][0].linear.bias[2] = wrong
+    path = save_medusa(model, tmp_path)
+    with pytest.raises(CheckpointError) as refused:
+        load_medusa(tmp_path, head=torch.randn(VOCABULARY, WIDTH), device=CPU, dtype=torch.float32)
+    message = (
+        f"{path}: 1 of 6 values of 1.0.linear.bias are NaN or inf; train the heads again with a lower learning rate"
+    )
+    assert str(refused.value).startswith(message)
