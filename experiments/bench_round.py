@@ -3,13 +3,14 @@
 The V4-Flash-width model of ``bench_decode`` with its NextN layer, at batch 1 and 16, 1k context, 0 to 4 draft tokens.
 Two measurements per point:
 
-- Replay: growing prefixes of the round that the engine records (target pass; with verification; with catch-up and first
-  draft token; with every further draft step), each as a CUDA graph of its own over filled caches. A phase is the
-  difference of two. The time without any kernel inside a replay is read from a trace (CUPTI through torch.profiler),
-  and so is the number of launches.
+- Replay: the round that the engine records, as one CUDA graph over filled caches, timed between events. One replay is
+  traced (CUPTI through torch.profiler) and its launches are cut into phases: prefixes of the same round that end where
+  a phase ends are traced only to be counted, and must launch what the whole begins with. So the times of the phases and
+  of the gaps between their launches add up to the span of that replay.
 - Engine: requests through ``Engine`` over the same target and caches: median time of a round with a full batch, and
-  how much of it the host worked while the device did not (``engine.execution``). Weights are random, so hardly a draft
-  is accepted; tokens per second at a given acceptance follow from the round's time, which acceptance does not change.
+  how much of it the host worked while the device did not (``engine.execution``); what it takes beyond its replay is
+  lost. Weights are random, so hardly a draft is accepted; tokens per second at a given acceptance follow from the
+  round's time, which acceptance does not change.
 
     --fp8   fp8 rows and indexer keys, and FlashMLA where it is installed, instead of bf16 rows and Triton
     --dry   small sizes on whatever there is, to try the command; its figures mean nothing
@@ -19,7 +20,7 @@ Two measurements per point:
 import gc
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from time import perf_counter
 
@@ -28,11 +29,13 @@ import torch
 from backends.deepseek_v4.kernels import Kernels
 from backends.vendor.flash_mla import is_available
 from drafters.none import NoneDrafter
+from experiments.gpu.marks import RESULT, TARGET
 from experiments.gpu.models import FLASH_WIDTH, build
-from experiments.gpu.round_prefixes import SAMPLING, TARGET, differences, nextn_drafter, prefixes
+from experiments.gpu.phases import GAPS, cut, shares
+from experiments.gpu.round_prefixes import SAMPLING, nextn_drafter, prefixes
 from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture, event_ms
-from experiments.gpu.trace import TOOL, trace_replay
+from experiments.gpu.trace import TOOL, TraceError, trace_replay
 from experiments.gpu.worlds import ROOM, World, WorldShape, make_world
 from experiments.result_file import save_gpu_result
 from specdec.engine import Engine, EngineConfig
@@ -43,8 +46,8 @@ from specdec.verifiers import GumbelVerifier
 PROMPT_CHUNK = 256
 ACCEPTANCES = (0.5, 0.7, 0.9)
 IDLE_GOALS = {1: 0.10, 16: 0.05}
-# No point is begun after so many seconds, so that the command ends in time; what is missing is said.
-LAST_START_S = 75.0
+# No point is begun after so many seconds; what is missing is said.
+LAST_START_S = 240.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ class Plan:
 
 
 REAL = Plan(raw=dict(FLASH_WIDTH), batches=(1, 16), draft_lengths=(0, 1, 2, 3, 4), context=1024, new_tokens=96)
-DRY = Plan(raw=dict(SMALL), batches=(1, 2), draft_lengths=(0, 2), context=96, new_tokens=12)
+DRY = Plan(raw=dict(SMALL), batches=(2,), draft_lengths=(0, 2), context=96, new_tokens=6)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -90,14 +93,18 @@ def main(arguments: Sequence[str]) -> None:
             if perf_counter() - started > LAST_START_S:
                 missing.append(f"batch {batch}, {num_drafts} draft tokens")
                 continue
-            found = measure(world, num_drafts, plan, plain_us)
+            try:
+                found = measure(world, num_drafts, plan, plain_us)
+            except TraceError as error:
+                missing.append(f"batch {batch}, {num_drafts} draft tokens: {error}")
+                continue
             plain_us = found["engine"]["round_us"] if num_drafts == 0 else plain_us
             points.append(found)
             # Graphs of the engine that is gone: nothing may free them while another one is captured.
             gc.collect()
         del world
         torch.cuda.empty_cache()
-    print(f"{perf_counter() - started:.0f} s{f'; not measured in time: {missing}' if missing else ''}")
+    print(f"{perf_counter() - started:.0f} s{f'; not measured: {missing}' if missing else ''}")
     if "--save" in arguments and not dry:
         words = " --fp8" if fp8 else ""
         save_gpu_result(
@@ -120,11 +127,12 @@ def measure(world: World, num_drafts: int, plan: Plan, plain_us: float | None) -
     replay = measure_replay(world, num_drafts)
     show_replay(world.batch, num_drafts, replay)
     engine = measure_engine(world, num_drafts, plan)
+    engine["lost_us"] = engine["round_us"] - 1e3 * replay["replay_ms"]
     engine["tokens_per_second"] = rates(world.batch, num_drafts, engine["round_us"])
     if plain_us is not None:
         ours = {a: expected_tokens(a, num_drafts) * plain_us / engine["round_us"] for a in ACCEPTANCES}
         engine["speedup"] = {f"{a}": value for a, value in ours.items()}
-    show_engine(replay, engine)
+    show_engine(engine)
     return {
         "batch": world.batch,
         "context": world.context,
@@ -135,44 +143,43 @@ def measure(world: World, num_drafts: int, plan: Plan, plain_us: float | None) -
 
 
 def measure_replay(world: World, num_drafts: int) -> dict:
-    """Time of every prefix and phase of a replay, launches, and the idle share of the whole."""
-    upto_ms, launches = {}, {}
+    """Time of a replay, and what each phase has of one that is traced. Raises TraceError when traces disagree."""
     functions = prefixes(world, num_drafts)
-    for phase, function in functions.items():
-        graph = capture([function])
-        upto_ms[phase] = event_ms(graph.replay)
-        is_whole = phase == list(functions)[-1]
-        if is_whole or phase == TARGET:
-            trace = trace_replay(graph)
-            launches[phase] = trace.num_launches
-        del graph
-    phases_ms, total_ms = differences(upto_ms), upto_ms[phase]
-    num_layers = len(world.target.pool.kinds)
+    graph = capture([functions.pop(RESULT)])
+    replay_ms = event_ms(graph.replay)
+    whole = trace_replay(graph)
+    del graph
+    names = {phase: trace_replay(capture([function]), replays=1).names for phase, function in functions.items()}
+    phases = cut(whole, names, last=RESULT)
+    of_target = next(phase.num_launches for phase in phases if phase.name == TARGET)
     return {
-        "total_ms": total_ms,
-        "phases_ms": phases_ms,
-        "shares": {name: ms / total_ms for name, ms in phases_ms.items()},
-        "launches": trace.num_launches,
-        "launches_of_target": launches[TARGET],
-        "launches_of_target_per_layer": launches[TARGET] / num_layers,
-        "traced_span_us": trace.span_us,
-        "idle_share": trace.idle_share,
-        "kernels_us": dict(sorted(trace.kernels_us.items(), key=lambda each: -each[1])[:12]),
+        "replay_ms": replay_ms,
+        "traced_span_us": whole.span_us,
+        "phases": [{**asdict(phase), "gap_us": phase.gap_us} for phase in phases],
+        "shares": shares(phases),
+        "idle_share": whole.idle_share,
+        "launches": whole.num_launches,
+        "launches_of_target": of_target,
+        "launches_of_target_per_layer": of_target / len(world.target.pool.kinds),
+        "kernels_us": dict(sorted(whole.kernels_us.items(), key=lambda each: -each[1])[:12]),
     }
 
 
 def show_replay(batch: int, num_drafts: int, replay: dict) -> None:
     """Print what one replay is made of."""
-    parts = ", ".join(f"{name} {ms:.3f} ({replay['shares'][name]:.0%})" for name, ms in replay["phases_ms"].items())
-    goal = IDLE_GOALS.get(batch)
-    target = "" if goal is None else f" (goal < {goal:.0%}: {'met' if replay['idle_share'] < goal else 'MISSED'})"
-    print(f"batch {batch:2} K={num_drafts}: replay {replay['total_ms']:.3f} ms = {parts}")
+    goal, idle = IDLE_GOALS.get(batch), replay["idle_share"]
+    target = "" if goal is None else f" (goal < {goal:.0%}: {'met' if idle < goal else 'MISSED'})"
     print(
-        f"    idle {replay['idle_share']:.1%}{target}; {replay['launches']} launches, of the target pass "
-        f"{replay['launches_of_target']}, {replay['launches_of_target_per_layer']:.1f} per layer with its embedding, "
-        "index lists and head",
-        flush=True,
+        f"batch {batch:2} K={num_drafts}: replay {1e3 * replay['replay_ms']:.0f} us; traced "
+        f"{replay['traced_span_us']:.0f} us, idle {idle:.1%}{target}; {replay['launches']} launches, "
+        f"{replay['launches_of_target_per_layer']:.1f} per layer of the target with its embedding, index lists and head"
     )
+    for phase in replay["phases"]:
+        print(
+            f"    {phase['name']:30} {replay['shares'][phase['name']]:6.1%} {phase['busy_us']:8.1f} us busy, "
+            f"{phase['gap_us']:6.1f} us idle, {phase['num_launches']:3} launches"
+        )
+    print(f"    {GAPS:30} {replay['shares'][GAPS]:6.1%}", flush=True)
 
 
 def measure_engine(world: World, num_drafts: int, plan: Plan) -> dict:
@@ -227,17 +234,18 @@ def make_engine(world: World, num_drafts: int) -> Engine:
     return Engine(world.target, drafter, GumbelVerifier(), config, draft_groups=groups)
 
 
-def show_engine(replay: dict, engine: dict) -> None:
+def show_engine(engine: dict) -> None:
     """Print what the engine adds to a replay."""
     parts = ", ".join(f"{name} {us:.0f}" for name, us in engine["host_parts_us"].items())
     print(
-        f"    engine: round {engine['round_us']:.0f} us with a full batch ({engine['rounds']} rounds, replay alone "
-        f"{1e3 * replay['total_ms']:.0f} us), host {engine['host_us']:.0f} us a round ({parts})"
+        f"    engine: round {engine['round_us']:.0f} us with a full batch ({engine['rounds']} rounds), "
+        f"{engine['lost_us']:.0f} us beyond its replay; host busy {engine['host_us']:.0f} us a round ({parts})"
     )
-    faster = engine.get("speedup")
-    for a, rate in engine["tokens_per_second"].items():
-        gain = "" if faster is None else f", {faster[a]:.2f} x plain"
-        print(f"    at acceptance {a} of every drafted token: {rate:.0f} tokens/s{gain}", flush=True)
+    faster = engine.get("speedup", {})
+    gains = f"; over plain decoding {', '.join(f'{each:.2f}' for each in faster.values())}" if faster else ""
+    listed = ", ".join(f"{rate:.0f}" for rate in engine["tokens_per_second"].values())
+    accepted = ", ".join(engine["tokens_per_second"])
+    print(f"    at acceptance {accepted} of every drafted token: {listed} tokens/s{gains}", flush=True)
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:

@@ -1,45 +1,45 @@
-"""Growing prefixes of a recorded round over a filled world: what is in each beyond the one before is a phase of it.
+"""The round that the engine records over a filled world, and prefixes of it that end where a phase ends.
 
-Every prefix but the first is ``record_round``, the function that the engine records, with a drafter that stops early;
-the first is the target pass that it begins with.
+All are ``record_round`` with the same parts, which stop a prefix where it ends (``marks``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from drafters.nextn import NextnConfig
 from drafters.none import NoneDrafter
+from experiments.gpu.marks import (
+    RESULT,
+    STAGE,
+    TARGET,
+    VERIFICATION,
+    MarkedDraftBackend,
+    MarkedDrafter,
+    MarkedTarget,
+    MarkedVerifier,
+    Marks,
+    PrefixEnd,
+    draft_step,
+)
 from experiments.gpu.worlds import ROOM, World
-from specdec.api import LAST_LAYER, Drafter, DrafterNeeds, DraftSetup, PackedPass
+from specdec.api import Drafter, DraftSetup
 from specdec.noise import VocabularyNoise, stream_key
 from specdec.request import LiveRequest, Request
 from specdec.rounds.arena import RoundArena
 from specdec.rounds.parts import RoundParts, sampling_request
-from specdec.rounds.recorded import RoundTensors, record_round
+from specdec.rounds.recorded import RecordedRound, RoundTensors, record_round
 from specdec.sampling import BatchSampling
 from specdec.sampling_params import SamplingParams
 from specdec.stops import StopChecker
 from specdec.verifiers import GumbelVerifier
 
-TARGET, VERIFICATION, CATCH_UP = "target pass", "verification", "catch-up and first draft token"
 SAMPLING = SamplingParams(temperature=0.8, max_new_tokens=ROOM)
 
 
-class Undrafted(NoneDrafter):
-    """Drafts nothing, and has the target keep the states that a NextN layer would read."""
-
-    needs = DrafterNeeds(hidden_layers=(LAST_LAYER,))
-
-
-def draft_step(number: int) -> str:
-    """Name of the phase that draws draft token ``number``, from 2 on."""
-    return f"draft step {number}"
-
-
-def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], object]]:
-    """Phase -> a function that runs a round up to its end, in order; the last one is the whole round.
+def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], RecordedRound | None]]:
+    """Phase -> a function that runs a round up to its end, in order; the last one, ``RESULT``, is the whole round.
 
     The round verifies ``num_draft_tokens`` drafts of every request of ``world`` and drafts as many; 0: plain decoding.
     """
@@ -55,30 +55,31 @@ def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], obje
         follows=False,
     )
     tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=False, laws=_no_laws)
-
-    def up_to(drafter: Drafter) -> Callable[[], object]:
-        parts = RoundParts(target=world.target, drafter=drafter, verifier=GumbelVerifier(), noise=noise)
-        return partial(record_round, parts, world.blocks, tensors)
-
-    silent = Undrafted() if num_draft_tokens else NoneDrafter()
-    found = {
-        TARGET: partial(target_pass, world, arena, silent.needs.hidden_layers),
-        VERIFICATION: up_to(silent),
-    }
-    for count in range(1, num_draft_tokens + 1):
-        found[CATCH_UP if count == 1 else draft_step(count)] = up_to(nextn_drafter(world, count))
+    phases = (STAGE, TARGET, VERIFICATION, *map(draft_step, range(1, num_draft_tokens + 1)), RESULT)
+    found: dict[str, Callable[[], RecordedRound | None]] = {}
+    for phase in phases:
+        parts = marked_parts(world, num_draft_tokens, noise, Marks(phase))
+        found[phase] = partial(_up_to, phase, parts, world, tensors)
     return found
 
 
-def target_pass(world: World, arena: RoundArena, hidden_layers: tuple[int, ...]) -> object:
-    """What ``record_round`` begins with: gather of the block tables and the target pass."""
-    packed = PackedPass(
-        tokens_T=arena.tokens_BN.view(-1),
-        positions_T=arena.positions_T,
-        reqs_T=arena.reqs_T,
-        tables=world.blocks.gather(arena.rows_B),
+def marked_parts(world: World, num_draft_tokens: int, noise: VocabularyNoise, marks: Marks) -> RoundParts:
+    """Parts of a round with marks in them."""
+    drafter: Drafter = NoneDrafter()
+    if num_draft_tokens:
+        drafter = MarkedDrafter(nextn_drafter(world, num_draft_tokens, marks), marks)
+    return RoundParts(
+        target=MarkedTarget(world.target, marks), drafter=drafter, verifier=MarkedVerifier(marks), noise=noise
     )
-    return world.target.forward_packed(packed, hidden_layers=hidden_layers)
+
+
+def _up_to(phase: str, parts: RoundParts, world: World, tensors: RoundTensors) -> RecordedRound | None:
+    try:
+        recorded = record_round(parts, world.blocks, tensors)
+    except PrefixEnd:
+        return None
+    assert phase == RESULT, f"the round has no mark at the end of its {phase}"
+    return recorded
 
 
 def live_requests(world: World, num_draft_tokens: int) -> list[LiveRequest]:
@@ -106,25 +107,18 @@ def _live(row: int, line: list[int], world: World) -> LiveRequest:
     )
 
 
-def nextn_drafter(world: World, num_draft_tokens: int) -> Drafter:
-    """The NextN drafter over the world's draft model."""
+def nextn_drafter(world: World, num_draft_tokens: int, marks: Marks | None = None) -> Drafter:
+    """The NextN drafter over the world's draft model, which has ``marks`` if there are any."""
+    backend = world.draft
+    assert backend is not None, "a world for drafts has a draft model"
     setup = DraftSetup(
         device=world.target.device,
         vocab_size=world.target.vocab_size,
         max_batch=world.batch,
         max_context=world.target.max_context,
-        draft_backend=world.draft,
+        draft_backend=backend if marks is None else MarkedDraftBackend(backend, marks),
     )
     return NextnConfig(num_draft_tokens=num_draft_tokens).build(setup)
-
-
-def differences(upto_ms: Mapping[str, float]) -> dict[str, float]:
-    """Phase -> milliseconds, from those of the prefixes."""
-    before, found = 0.0, {}
-    for phase, upto in upto_ms.items():
-        found[phase] = upto - before
-        before = upto
-    return found
 
 
 def _no_laws() -> torch.Tensor:

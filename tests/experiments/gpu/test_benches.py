@@ -5,8 +5,10 @@ import torch
 
 from backends.deepseek_v4.kernels import Kernels
 from experiments import bench_round
+from experiments.gpu.marks import CATCH_UP, RESULT, STAGE, TARGET, VERIFICATION, draft_step
 from experiments.gpu.models import build
-from experiments.gpu.round_prefixes import CATCH_UP, TARGET, VERIFICATION, differences, draft_step, prefixes
+from experiments.gpu.phases import GAPS
+from experiments.gpu.round_prefixes import prefixes
 from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture
 from experiments.gpu.worlds import World, WorldShape, make_world
@@ -24,27 +26,41 @@ def world() -> World:
 
 
 @torch.no_grad()
-def test_prefixes_end_with_the_round_that_the_engine_records(world: World) -> None:
+def test_only_the_whole_round_has_a_result(world: World) -> None:
     found = prefixes(world, 2)
-    assert list(found) == [TARGET, VERIFICATION, CATCH_UP, draft_step(2)]
-    rounds = {name: function() for name, function in found.items()}
-    for name, width in ((VERIFICATION, 4), (CATCH_UP, 6), (draft_step(2), 7)):
-        # Accepted, three tokens; with drafts their number and ids.
-        assert isinstance(rounds[name], RecordedRound) and rounds[name].result_BX.shape == (2, width)
-        assert torch.equal(rounds[name].result_BX[:, :4], rounds[VERIFICATION].result_BX)
-    assert torch.equal(rounds[draft_step(2)].result_BX[:, 5], rounds[CATCH_UP].result_BX[:, 5])
-    assert rounds[draft_step(2)].result_BX[:, 4].tolist() == [2, 2]
+    assert list(found) == [STAGE, TARGET, VERIFICATION, CATCH_UP, draft_step(2), RESULT]
+    rounds = {phase: function() for phase, function in found.items()}
+    recorded = rounds.pop(RESULT)
+    assert set(rounds.values()) == {None}
+    # Accepted, three tokens, the number of drafts and their ids.
+    assert isinstance(recorded, RecordedRound) and recorded.result_BX.shape == (2, 7)
+    assert recorded.result_BX[:, 4].tolist() == [2, 2]
 
 
 @torch.no_grad()
-def test_plain_decoding_has_two_phases(world: World) -> None:
+def test_plain_decoding_drafts_nothing(world: World) -> None:
     found = prefixes(world, 0)
-    assert list(found) == [TARGET, VERIFICATION]
-    assert found[VERIFICATION]().result_BX.shape == (2, 2)
+    assert list(found) == [STAGE, TARGET, VERIFICATION, RESULT]
+    assert found[RESULT]().result_BX.shape == (2, 2)
 
 
-def test_phases_add_up_to_the_whole() -> None:
-    assert differences({"a": 1.0, "b": 1.5, "c": 1.75}) == {"a": 1.0, "b": 0.5, "c": 0.25}
+@torch.no_grad()
+def test_phases_of_a_replay_have_all_of_it(world: World) -> None:
+    found = bench_round.measure_replay(world, 2)
+    assert [phase["name"] for phase in found["phases"]] == list(prefixes(world, 2))
+    assert sum(phase["num_launches"] for phase in found["phases"]) == found["launches"]
+    assert sum(phase["span_us"] for phase in found["phases"]) == pytest.approx(found["traced_span_us"])
+    assert sum(found["shares"].values()) == pytest.approx(1.0) and min(found["shares"].values()) > 0
+    assert found["shares"][GAPS] == pytest.approx(found["idle_share"])
+    assert found["shares"][TARGET] > found["shares"][VERIFICATION]
+
+
+def test_a_dry_run_prints_phases_and_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_round.main(["--dry"])
+    printed = capsys.readouterr().out
+    for phase in (STAGE, TARGET, VERIFICATION, CATCH_UP, draft_step(2), RESULT, GAPS):
+        assert f"    {phase} " in printed
+    assert "us beyond its replay" in printed and "not measured" not in printed
 
 
 def test_engine_shares_target_and_caches_and_fills_the_batch(world: World) -> None:
