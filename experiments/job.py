@@ -26,7 +26,7 @@ from experiments.decode import Conversation, Decoded, decode
 from experiments.environment import compared, environment_of, use_threads
 from experiments.fingerprint import baseline_key, inputs_of
 from experiments.lossless import Judgement, judge, require
-from experiments.mode import mode_of
+from experiments.mode import drafter_of, mode_of
 from experiments.near_ties import Examiner
 from experiments.progress import Progress
 from experiments.records import output_record, step_record
@@ -34,7 +34,7 @@ from experiments.run_folder import PROGRESS, FolderLock, RunFolder
 from experiments.schemas import PLAIN_DRAFTER
 from experiments.sinks.publish import Published, group_of
 from experiments.summary import Run, summarise
-from experiments.table import show
+from experiments.table import drafter_text, show
 from experiments.targets import LoadedTarget
 from experiments.workloads import Workload, workload_of
 from specdec.engine import Engine
@@ -109,7 +109,7 @@ class Worker:
                     _try_engine(setting, loaded)
                     plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
                     summary = _decode_into(out, setting, loaded, plain, progress)
-                show(summary, folder, drafter=drafter_name(config), define=define)
+                show(summary, folder, drafter=drafter_text(summary["drafter"]), define=define)
                 if config["require_lossless"]:
                     require(Judgement(lossless=summary["lossless"], how=summary["lossless_how"]))
             return summary
@@ -167,16 +167,6 @@ class Worker:
             return baselines.read_baseline(place)
 
 
-def drafter_name(config: Config) -> str:
-    """Short name of the configured drafter with its draft length, for headings."""
-    node = config["drafter"]
-    name = node["_target_"].rpartition(".")[2].removesuffix("Config").lower()
-    if node["_target_"] == PLAIN_DRAFTER:
-        return "none (plain decoding)"
-    length = node.get("num_draft_tokens")
-    return name if length is None else f"{name}, {length} draft tokens"
-
-
 def _as_plain(setting: Setting) -> Setting:
     """The same run without a drafter and without a baseline of its own."""
     config = {
@@ -210,7 +200,8 @@ def _decode_into(
     parts = setting.parts
     drafter = with_references(parts.drafter, plain.references if plain else None)
     make_engine = EngineMaker(loaded, drafter, parts.verifier, parts.engine, draft_dtype=dtype_of(setting.config))
-    progress.begin(f"{drafter_name(setting.config)}: warm-up")
+    drafts = drafter_of(setting.config, parts.drafter)
+    progress.begin(f"{drafter_text(drafts)}: warm-up")
     _warm_up(make_engine, setting, loaded)
     num_repeats = setting.config["engine"]["repeats"]
     repeats = [
@@ -219,7 +210,7 @@ def _decode_into(
             make_engine(),
             _conversations(setting, loaded),
             progress,
-            what=drafter_name(setting.config) + (f", repeat {repeat + 1} of {num_repeats}" if num_repeats > 1 else ""),
+            what=drafter_text(drafts) + (f", repeat {repeat + 1} of {num_repeats}" if num_repeats > 1 else ""),
         )
         for repeat in range(num_repeats)
     ]
@@ -236,6 +227,7 @@ def _decode_into(
     )
     run = Run(
         mode=mode_of(setting.config, setting.environment, verifier=parts.verifier.name),
+        drafter=drafts,
         rows=tuple(row for output in first.outputs for row in output.steps),
         outputs=first.outputs,
         execution=first.execution,

@@ -1,8 +1,12 @@
-"""The mode of a run: device, types and rules as they were in force, defaults resolved; knows no results."""
+"""Of a run as it was in force, defaults resolved: its mode (device, types, rules) and its drafter; knows no results."""
 
 from collections.abc import Mapping
 
 from experiments.build import Config, indexer_dtype_of, kernels_of
+from experiments.schemas import PLAIN_DRAFTER
+from specdec.api import DrafterConfig
+
+PLAIN_NAME = "none (plain decoding)"
 
 
 def mode_of(config: Config, environment: Mapping[str, object], *, verifier: str) -> dict[str, object]:
@@ -22,3 +26,16 @@ def mode_of(config: Config, environment: Mapping[str, object], *, verifier: str)
         "max_batch": engine["max_batch"],
         "verifier": verifier,
     }
+
+
+def drafter_of(config: Config, drafter: DrafterConfig) -> dict[str, object]:
+    """``drafter`` of ``summary.json``: its short name, and the most tokens of a draft, also where a class decides it.
+
+    drafter  made of ``config``
+    """
+    path = config["drafter"]["_target_"]
+    if path == PLAIN_DRAFTER:
+        # Whatever length a sweep gives it.
+        return {"name": PLAIN_NAME, "num_draft_tokens": 0}
+    name = path.rpartition(".")[2].removesuffix("Config").lower()
+    return {"name": name, "num_draft_tokens": drafter.num_draft_tokens}

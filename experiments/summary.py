@@ -26,6 +26,7 @@ class Run:
     """What happened in a run.
 
     mode           device, types and rules that computed it, by name; see ``experiments.mode``
+    drafter        its name and the most tokens of a draft; see there, too
     rows           step rows with loops marked, of the first repeat
     outputs        of the first repeat
     execution      how the rounds of the first repeat ran
@@ -36,6 +37,7 @@ class Run:
     """
 
     mode: Mapping[str, object]
+    drafter: Mapping[str, object]
     rows: tuple[StepRow, ...]
     outputs: tuple[RequestOutput, ...]
     execution: Execution
@@ -56,6 +58,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "mode": dict(run.mode),
+        "drafter": dict(run.drafter),
         "execution": asdict(run.execution),
         **metrics_of(run.rows),
         "loop_token_share": loop_share(run.outputs),

@@ -10,6 +10,8 @@ from experiments.app import Job
 from experiments.run_folder import SUMMARY, Status, read_json, status_of
 from experiments.table import NOTHING, ONE_TIMING, definitions, interval, is_one_timing, lossless_text
 
+LENGTH = "drafter.num_draft_tokens"
+
 
 def show_sweep(jobs: Sequence[Job]) -> None:
     """Print the table of the jobs that are done, in their order; jobs that share a folder are one."""
@@ -28,7 +30,7 @@ def show_sweep(jobs: Sequence[Job]) -> None:
 
 def sweep_table(jobs: Sequence[Job], summaries: Sequence[dict]) -> Table:
     """A row a job: the settings in which the jobs differ, and their figures."""
-    settings = [settings_of(job.overrides) for job in jobs]
+    settings = with_lengths([settings_of(job.overrides) for job in jobs], summaries)
     keys = differing(settings)
     table = Table(title=f"sweep of {len(jobs)} jobs")
     for key in keys:
@@ -47,6 +49,18 @@ def settings_of(overrides: Sequence[str]) -> dict[str, str]:
     """Value by key of command-line overrides."""
     pairs = (line.lstrip("+~").partition("=") for line in overrides)
     return {key: value for key, _, value in pairs}
+
+
+def with_lengths(settings: Sequence[dict[str, str]], summaries: Sequence[dict]) -> list[dict[str, str]]:
+    """Settings with the length of drafts, as the class of a drafter decides it where the command line does not.
+
+    They stay as they are when all drafts have the same length; plain decoding has none.
+    """
+    lengths = [summary.get("drafter", {}).get("num_draft_tokens") for summary in summaries]
+    if len({length for length in lengths if length}) < 2:
+        return list(settings)
+    pairs = zip(settings, lengths, strict=True)
+    return [{**own, LENGTH: own.get(LENGTH, str(length))} if length else own for own, length in pairs]
 
 
 def differing(settings: Sequence[dict[str, str]]) -> list[str]:

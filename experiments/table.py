@@ -122,6 +122,12 @@ def mode_text(mode: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {str(value).lower()}" for name, value in mode.items())
 
 
+def drafter_text(drafter: Mapping[str, Any]) -> str:
+    """The name of a drafter, and how many tokens it drafts if any, for headings."""
+    num = drafter["num_draft_tokens"]
+    return f"{drafter['name']}, {num} draft tokens" if num else str(drafter["name"])
+
+
 def lossless_text(lossless: bool | None) -> str:
     """yes, no, or not compared."""
     return "not compared" if lossless is None else "yes" if lossless else "no"

@@ -176,7 +176,7 @@ def _finished(path: Path, config: dict, environment: Mapping[str, Any], summary:
         style="",
         path=path,
         config=config,
-        settings=settings_of(config, summary["mode"], environment),
+        settings=settings_of(config, summary, environment),
         mode=dict(summary["mode"]),
         tokens_per_step=_measure(summary["tokens_per_step"]),
         tokens_per_step_without_loops=_measure(summary["without_loops"]["tokens_per_step"]),

@@ -14,12 +14,16 @@ MAX_NAMED = 2
 ENVIRONMENT_KEYS = ("device_name", "checkpoint_hash", "prompt_set_hash", "code_hash")
 
 
-def settings_of(config: dict, mode: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
+def settings_of(config: dict, summary: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
     """Flat keys; ``drafter``, ``verifier`` and ``target`` by their short names."""
+    mode, drafter = summary["mode"], summary.get("drafter", {})
     flat = {key: _text(value) for key, value in _flat(config)}
     for part in ("target", "verifier"):
         flat[part] = flat.pop(f"{part}._target_")
     flat["drafter"] = flat.pop("drafter._target_").split(".")[-2]
+    if drafter.get("num_draft_tokens"):
+        # The class of a drafter may have decided it; older runs tell only what was configured.
+        flat["drafter.num_draft_tokens"] = _text(drafter["num_draft_tokens"])
     flat["verifier"] = str(mode["verifier"])
     flat |= {f"mode.{key}": _text(value) for key, value in mode.items()}
     return flat | {f"env.{key}": _text(environment[key]) for key in ENVIRONMENT_KEYS}

@@ -166,6 +166,7 @@ def test_summary_has_no_count_where_nothing_was_compared() -> None:
     make = maker_of(NoneConfig(), GreedyVerifier(), 3e-7)
     run = Run(
         mode={},
+        drafter={},
         rows=(),
         outputs=(),
         execution=make().execution,
@@ -183,6 +184,7 @@ def test_summary_counts_and_the_notes_show_them() -> None:
     make = maker_of(NoneConfig(), GreedyVerifier(), 3e-7)
     run = Run(
         mode={},
+        drafter={},
         rows=tuple(row for output in outputs for row in output.steps),
         outputs=outputs,
         execution=make().execution,
