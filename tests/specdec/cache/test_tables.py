@@ -86,15 +86,42 @@ def test_missing_column_count_is_refused():
         BlockTables([WINDOW, HISTORY], {"window": 3}, max_rows=1, device=CPU)
 
 
-@pytest.mark.gpu
-def test_device_tables_keep_their_address_and_follow_the_host():
-    block = tables(device=torch.device("cuda"))
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_device_tables_keep_their_address_and_follow_the_host(device):
+    block = tables(device=device)
     address = block.view((0,))["window"].pages_BC.data_ptr()
     for base in range(20):
         block.write([TableChange(0, "window", [base + 1], base)])
         view = block.view((0,))["window"]
         assert view.pages_BC.data_ptr() == address
         assert (view.pages_BC.tolist(), view.base_B.tolist()) == ([[base + 1, -1, -1]], [base])
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("rows", [(1,), (0, 3), (3, 1), (2, 2)])
+def test_rows_between_changed_ones_stay_as_they_are(device, rows):
+    block = tables(max_rows=5, device=device)
+    block.write([TableChange(row, "history", [row + 1], 0) for row in range(5)])
+    block.write([TableChange(row, "history", [90 + row], 0) for row in rows])
+    shown = block.gather(torch.arange(6, device=device))["history"].pages_BC[:, 0].tolist()
+    assert shown == [90 + row if row in rows else row + 1 for row in range(5)] + [-1]
+
+
+@pytest.mark.gpu
+def test_copy_in_flight_does_not_see_later_writes():
+    """Writes follow one another while the device is busy, and each gather sees the write before it."""
+    block = tables(max_rows=64, device=torch.device("cuda"))
+    rows_B, busy_DD = torch.arange(64, device="cuda"), torch.zeros(4096, 4096, device="cuda")
+    seen = []
+    for step in range(1, 9):
+        busy_DD = busy_DD @ busy_DD
+        block.write([TableChange(row, "history", [100 * step + row], 0) for row in range(64)])
+        seen.append(block.gather(rows_B)["history"].pages_BC[:, 0].clone())
+    for step, shown_B in enumerate(seen, start=1):
+        assert shown_B.tolist() == [100 * step + row for row in range(64)]
 
 
 def test_ragged_rows_are_padded_to_the_longest():
