@@ -1,13 +1,13 @@
 """The environment of a run: versions, device, code and inputs; what must agree before two runs are compared."""
 
 import platform
-import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from experiments.commit import commit_of
 from experiments.fingerprint import Inputs
 from specdec import __version__
 
@@ -45,7 +45,7 @@ def environment_of(
         "checkpoint_hash": inputs.checkpoint,
         "prompt_set_hash": inputs.prompts,
         "code_hash": inputs.code,
-        "git_commit": _git_commit(),
+        "git_commit": commit_of(),
     }
 
 
@@ -76,21 +76,3 @@ def _processor() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def _git_commit() -> str | None:
-    """Commit of the checkout that the code lies in, with a mark when files differ from it; None outside of one."""
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None

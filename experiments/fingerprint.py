@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from experiments.schemas import PLAIN_DRAFTER
 
@@ -99,16 +99,25 @@ def checkpoint_hash(folder: Path) -> str:
 def code_hash() -> str:
     """Hash of every source file of the project, as it lies on disk now."""
     root = Path(__file__).parents[1]
+    return hash_of_sources((path.relative_to(root).as_posix(), path.read_bytes()) for path in _sources(root))
+
+
+def hash_of_sources(files: Iterable[tuple[str, bytes]]) -> str:
+    """Hash of source files of the code folders given by path and content, in any order."""
     digest = sha256()
-    for path in _sources(root):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes())
+    for path, content in sorted(files, key=lambda file: _place(PurePosixPath(file[0]))):
+        digest.update(path.encode() + b"\n" + content)
     return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _place(path: PurePosixPath) -> tuple[int, str, str]:
+    return CODE_FOLDERS.index(path.parts[0]), str(path.parent), path.name
 
 
 def _sources(root: Path) -> Iterable[Path]:
     for name in CODE_FOLDERS:
-        for folder, _, files in sorted(os.walk(root / name)):
-            yield from (Path(folder) / file for file in sorted(files) if file.endswith(".py"))
+        for folder, _, files in os.walk(root / name):
+            yield from (Path(folder) / file for file in files if file.endswith(".py"))
 
 
 def _digest(content: object) -> str:
