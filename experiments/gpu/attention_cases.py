@@ -1,7 +1,8 @@
 """Sparse attention by every way: FlashMLA's bare call, our wrapper with and without what follows it, and Triton.
 
 Slots are random rows of a buffer beyond the L2 cache, as a step finds them. FlashMLA plans once per step and kind of
-layer, so the time of a call is the difference of two graphs, of which one has every call twice.
+layer, so the time of a call is the difference of two graphs, of which one has every call twice, and the time of
+planning is that of the kernels which a graph does not launch for every call.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from backends.deepseek_v4.rows.choose import kv_rows
 from backends.deepseek_v4.rows.format import RowFormat
 from backends.vendor.flash_mla import FlashMla, PagedKeys, StepSchedules, sparse_decode
 from experiments.gpu.kernel_case import L2_BYTES, copies_for, rows_bytes
-from experiments.gpu.timing import capture, event_ms
+from experiments.gpu.timing import capture, difference_ms
+from experiments.gpu.trace import trace_replay
 from experiments.gpu.worlds import fill_rows
 
 HEAD_DIM, ROPE_DIM, ROWS_PER_PAGE, ROW_COLUMNS = 512, 64, 64, 64
@@ -188,14 +190,23 @@ def bare(data: AttentionData, flash: FlashMla) -> list[Callable[[], object]]:
     return [_bound(call, ready(*pair)) for pair in data.lists]
 
 
-def marginal_us(make: Callable[[], Sequence[Callable[[], object]]]) -> tuple[float, float]:
-    """Microseconds of a call beyond what is done once per graph, and of that: planning, and the launch of the graph."""
-    calls = list(make())
-    once = calls * -(-LEAST_CALLS // len(calls)) if torch.cuda.is_available() else calls
-    first_ms = event_ms(capture(once).replay)
-    twice = list(make()) * (2 * len(once) // len(calls))
-    each_us = 1e3 * (event_ms(capture(twice).replay) - first_ms) / len(once)
-    return each_us, 1e3 * first_ms - len(once) * each_us
+def marginal_us(make: Callable[[], Sequence[Callable[[], object]]]) -> float:
+    """Microseconds of a call beyond what is done once per graph."""
+    once = _enough(make())
+    twice = _enough(make()) * 2
+    return 1e3 * difference_ms(capture(once).replay, capture(twice).replay) / len(once)
+
+
+def planning_us(make: Callable[[], Sequence[Callable[[], object]]]) -> float:
+    """Microseconds of what a graph of many calls launches, but not for each of them: planning; read from a trace."""
+    calls = _enough(make())
+    trace = trace_replay(capture(calls))
+    return sum(us for name, us in trace.kernels_us.items() if trace.launches[name] < len(calls))
+
+
+def _enough(calls: Sequence[Callable[[], object]]) -> list[Callable[[], object]]:
+    """The calls as often as a graph of them needs, so that its own launch counts for little."""
+    return list(calls) * (-(-LEAST_CALLS // len(calls)) if torch.cuda.is_available() else 1)
 
 
 def host_us(calls: Sequence[Callable[[], object]]) -> float:
@@ -225,18 +236,17 @@ def measure_attention(shape: AttentionShape, flash: FlashMla | None, kernels: Ke
         ways[WITH_UNROTATE] = lambda: with_operator(fp8, Kernels.FLASH_MLA, flash)
     ways[TRITON_FP8] = lambda: with_operator(fp8, kernels)
     ways[TRITON_BF16] = lambda: with_operator(plain, kernels)
-    measured = {name: marginal_us(make) for name, make in ways.items()}
-    times = {name: each for name, (each, _) in measured.items()}
+    times = {name: marginal_us(make) for name, make in ways.items()}
     nbytes = {name: plain.nbytes if name == TRITON_BF16 else fp8.nbytes for name in ways}
     found: dict[str, object] = {
         "tokens": shape.tokens,
         "rows": shape.name,
         "us": times,
-        "once_per_graph_us": {name: once for name, (_, once) in measured.items()},
         "bytes": nbytes,
         "cold": fp8.nbytes * len(fp8.lists) > 2 * L2_BYTES,
     }
     if flash is not None:
+        found["planning_us"] = {name: planning_us(ways[name]) for name in (BARE, WRAPPER)}
         found["host_us"] = {name: host_us(ways[name]()) for name in (BARE, WRAPPER, WITH_UNROTATE)}
         found["wrapper_over_bare"] = times[WRAPPER] / times[BARE] - 1
         found["with_inverse_rope_over_bare"] = times[WITH_UNROTATE] / times[BARE] - 1

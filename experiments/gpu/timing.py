@@ -60,28 +60,42 @@ def copy_bandwidth() -> float:
 
 def event_ms(function: Callable[[], object], repeats: int = REPEATS) -> float:
     """Median milliseconds of a call between two events."""
-    if not torch.cuda.is_available():
-        return _host_ms(function)
-    for _ in range(WARM_UP):
-        function()
-    samples = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end))
-    return median(samples)
+    return median(_samples_ms([function], repeats)[0])
 
 
-def _host_ms(function: Callable[[], object]) -> float:
-    samples = []
-    for _ in range(CPU_REPEATS):
-        started = perf_counter()
-        function()
-        samples.append(1e3 * (perf_counter() - started))
-    return median(samples)
+def difference_ms(shorter: Callable[[], object], longer: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Median milliseconds that a call of ``longer`` takes beyond one of ``shorter``.
+
+    They take turns, so that both meet the clocks of the same moment: two medians taken one after the other may not.
+    """
+    short, long = _samples_ms([shorter, longer], repeats)
+    return median(after - before for before, after in zip(short, long, strict=True))
+
+
+def _samples_ms(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Milliseconds of ``repeats`` calls of each function, in turn, after some that do not count."""
+    has_gpu = torch.cuda.is_available()
+    once = _one_ms if has_gpu else _one_host_ms
+    for _ in range(WARM_UP if has_gpu else 0):
+        for function in functions:
+            function()
+    rounds = [[once(function) for function in functions] for _ in range(repeats if has_gpu else CPU_REPEATS)]
+    return [list(samples) for samples in zip(*rounds, strict=True)]
+
+
+def _one_ms(function: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def _one_host_ms(function: Callable[[], object]) -> float:
+    started = perf_counter()
+    function()
+    return 1e3 * (perf_counter() - started)
 
 
 def capture(functions: Sequence[Callable[[], object]]) -> Replayable:

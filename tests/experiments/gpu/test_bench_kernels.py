@@ -1,5 +1,7 @@
 """Kernel cases from end to end on small sizes: bytes that can be counted by hand, and equal calls to FlashMLA."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from experiments.gpu.attention_cases import (
     attention_data,
     bare,
     measure_attention,
+    planning_us,
     with_wrapper,
 )
 from experiments.gpu.kernel_case import L2_BYTES, KernelCase, copies_for
@@ -74,6 +77,7 @@ def test_every_way_of_attention_is_measured() -> None:
     found = measure_attention(shape, Recorder().calls, Kernels.REFERENCE)
     assert {BARE, WRAPPER, WITH_UNROTATE} <= set(found["us"]) == set(found["bytes"])
     assert set(found["host_us"]) == {BARE, WRAPPER, WITH_UNROTATE}
+    assert set(found["planning_us"]) == {BARE, WRAPPER} and min(found["planning_us"].values()) >= 0
     # 80 rows of 584 bytes; query and result of a head.
     assert found["bytes"][BARE] == 80 * 584 + 2 * 512 * 2
     assert found["cold"] is False
@@ -131,6 +135,24 @@ def test_copies_leave_nothing_in_the_cache_where_they_can() -> None:
     num = copies_for(1 << 20)
     assert KernelCase(name="", nbytes=1 << 20, calls=(print,) * num).is_cold and num * (1 << 20) < 3 * L2_BYTES
     assert copies_for(8) == 256
+
+
+def test_planning_is_what_is_not_launched_for_every_call() -> None:
+    once, both = torch.ones(3), torch.ones(3)
+
+    def make() -> list[Callable[[], object]]:
+        return [lambda: (once.neg(), both.abs()), both.abs, both.abs]
+
+    assert planning_us(make) > 0
+    assert planning_us(lambda: make()[1:]) == 0
+
+
+def test_all_sections_have_one_result() -> None:
+    every = bench_kernels.chosen_sections([])
+    assert bench_kernels.result_of(every) == ("h200_kernels.json", "python -m experiments.bench_kernels --save")
+    name, command = bench_kernels.result_of(["step", "choose"])
+    assert name == "h200_kernels_step_choose.json"
+    assert command == "python -m experiments.bench_kernels step choose --save"
 
 
 def test_sections_are_named() -> None:

@@ -1,5 +1,7 @@
 """Measurements run from end to end on small sizes without a GPU; their figures mean nothing here."""
 
+from time import sleep
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from experiments.gpu.models import build
 from experiments.gpu.phases import GAPS
 from experiments.gpu.round_prefixes import prefixes
 from experiments.gpu.sanitize import SMALL
-from experiments.gpu.timing import bench_device, capture
+from experiments.gpu.timing import bench_device, capture, difference_ms
 from experiments.gpu.worlds import World, WorldShape, make_world
 from specdec.errors import UnsupportedError
 from specdec.rounds.recorded import RecordedRound
@@ -85,3 +87,9 @@ def test_without_a_gpu_a_measurement_says_so() -> None:
     calls: list[int] = []
     capture([lambda: calls.append(1), lambda: calls.append(2)]).replay()
     assert calls == [1, 2]
+
+
+def test_a_difference_is_of_calls_in_turn() -> None:
+    calls: list[str] = []
+    found = difference_ms(lambda: calls.append("a"), lambda: (calls.append("b"), sleep(0.01)))
+    assert found >= 9.0 and "".join(calls).replace("ab", "") == ""
