@@ -39,11 +39,10 @@ class RoundArena:
         self.tokens_BN = parts[4].view(num_reqs, width)
         self.positions_T = parts[5].view(torch.int32)[:num_tokens]
         self.reqs_T = torch.arange(num_reqs, dtype=torch.int32, device=device).repeat_interleave(width)
-        array = host.numpy()
-        self._columns_4B = array[: 4 * num_reqs].reshape(4, num_reqs)
-        self._tokens_BN = array[starts[4] : starts[5]].reshape(num_reqs, width)
-        self._positions_BN = array[starts[5] :].view(np.int32)[:num_tokens].reshape(num_reqs, width)
-        self._offsets_N = np.arange(width, dtype=np.int32)
+        # Everything but the positions, which are of another type.
+        self._integers = host.numpy()[: starts[5]]
+        self._positions_T = host.numpy()[starts[5] :].view(np.int32)[:num_tokens]
+        self._no_tokens, self._no_positions = [0] * width, [PADDING_POSITION] * width
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -58,18 +57,43 @@ class RoundArena:
             self.reqs_T,
         )
 
-    def stage(self, requests: Sequence[LiveRequest]) -> None:
-        """Write the decode rows of ``requests``, padded, to the device; the copy may still run when this returns."""
-        count = len(requests)
-        columns_4B, tokens_BN = self._columns_4B, self._tokens_BN
-        columns_4B[0, count:] = self._sink_row
-        columns_4B[1:, count:] = 0
-        tokens_BN[:] = 0
-        for b, live in enumerate(requests):
-            draft = live.draft
-            columns_4B[:, b] = live.row, len(live.tokens), len(draft), live.remaining
-            tokens_BN[b, : 1 + len(draft)] = live.tokens[-1], *draft
-        firsts_B1, drafted_B1 = columns_4B[1][:, None], columns_4B[2][:, None]
-        seen_BN = (self._offsets_N <= drafted_B1) & (firsts_B1 > 0)
-        self._positions_BN[:] = np.where(seen_BN, firsts_B1 - 1 + self._offsets_N, PADDING_POSITION)
+    def write(self, requests: Sequence[LiveRequest]) -> None:
+        """Write the decode rows of ``requests``, padded, on the host; no copy of the round before may be running."""
+        width = self.width
+        rows: list[int] = []
+        firsts: list[int] = []
+        num_drafted: list[int] = []
+        remaining: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        for live in requests:
+            draft, known = live.draft, live.tokens
+            first, count = len(known), len(draft)
+            rows.append(live.row)
+            firsts.append(first)
+            num_drafted.append(count)
+            remaining.append(live.max_tokens - first)
+            tokens.append(known[-1])
+            tokens += draft
+            positions += range(first - 1, first + count)
+            if count + 1 < width:
+                tokens += self._no_tokens[count + 1 :]
+                positions += self._no_positions[count + 1 :]
+        missing = self.num_reqs - len(requests)
+        if missing:
+            rows += [self._sink_row] * missing
+            for column in (firsts, num_drafted, remaining):
+                column += [0] * missing
+            tokens += self._no_tokens * missing
+            positions += self._no_positions * missing
+        self._integers[:] = rows + firsts + num_drafted + remaining + tokens
+        self._positions_T[:] = positions
+
+    def upload(self) -> None:
+        """Bring what was written to the device; the copy may still run when this returns."""
         self._device.copy_(self._host, non_blocking=True)
+
+    def stage(self, requests: Sequence[LiveRequest]) -> None:
+        """``write``, then ``upload``: for a round whose recording does not begin with it."""
+        self.write(requests)
+        self.upload()

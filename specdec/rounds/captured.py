@@ -1,7 +1,8 @@
 """CapturedRounds: decode rounds as one recording each, from block tables to the drafts of the next round.
 
-A recording holds: gather of the block tables, target pass, verification and, for a drafter that can be recorded,
-catch-up and draft steps; one tensor holds its result. Prompt chunks and larger batches than recorded are not for it.
+A recording holds: one copy of all integers from the host, gather of the block tables, target pass, verification and,
+for a drafter that can be recorded, catch-up and draft steps, and one copy of the result to the host. Prompt chunks and
+larger batches than recorded are not for it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from specdec.rounds.arena import RoundArena
 from specdec.rounds.eager import EagerRounds
 from specdec.rounds.graphs import GraphKey, GraphRunner
 from specdec.rounds.parts import RoundParts, RoundResult, sampling_request
-from specdec.rounds.recorded import RecordedRound, RoundTensors, record_round
+from specdec.rounds.readback import Readback
+from specdec.rounds.recorded import RecordedRound, RoundTensors, most_columns, record_round
 from specdec.rounds.steps import Drafted, Judged, commit, draft_limits, hand_out, judged_lines
 from specdec.sampling import BatchSampling, SamplingRequest, SamplingVariant
 from specdec.sampling_params import SamplingParams
@@ -43,7 +45,7 @@ class CapturedRounds:
         self._parts, self._tables, self._eager = parts, tables, eager
         self._sizes = tuple(sorted(sizes))
         self._runner: GraphRunner[RecordedRound] = GraphRunner(parts.target.device)
-        self._arenas: dict[tuple[int, int], RoundArena] = {}
+        self._memory: dict[tuple[int, int], tuple[RoundArena, Readback]] = {}
         self._samplings: dict[tuple[int, SamplingVariant], _SizedSampling] = {}
         self._laws_BKV: torch.Tensor | None = None
         self._keys: dict[tuple[int, int, SamplingVariant, bool], GraphKey] = {}
@@ -58,7 +60,7 @@ class CapturedRounds:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Every tensor that recordings read and rounds overwrite; for tests of their addresses."""
-        arenas = [tensor for arena in self._arenas.values() for tensor in arena.tensors]
+        arenas = [tensor for arena, _ in self._memory.values() for tensor in arena.tensors]
         samplings = [tensor for sized in self._samplings.values() for tensor in sized.sampling.tensors]
         return (*arenas, *samplings, *([] if self._laws_BKV is None else [self._laws_BKV]))
 
@@ -89,12 +91,13 @@ class CapturedRounds:
             self._place_laws(requests, laws_BKV)
         sampling = self._sampling(requests, size)
         sampling.follow()
-        self._arenas[size, width].stage(requests)
+        arena, readback = self._memory[size, width]
+        arena.write(requests)
         recorded = self._runner.replay(key)
         launched = perf_counter()
-        lines = recorded.result_BX[: len(requests)].tolist()
-        judged = _read(batch, lines, recorded, width)
+        self._runner.wait()
         verified = perf_counter()
+        lines, judged = _read(batch, readback, recorded, width)
         committed = commit(batch, judged)
         sampling.mark_counted()
         drafting = perf_counter()
@@ -147,15 +150,25 @@ class CapturedRounds:
 
     def _record(self, key: GraphKey, sampling: BatchSampling, *, has_laws: bool) -> None:
         size, width = key.num_reqs, key.tokens_per_request
-        arena = self._arenas.get((size, width))
-        if arena is None:
-            sink_row, device = self._tables.sink_row, self._parts.target.device
-            arena = self._arenas[size, width] = RoundArena(size, width, sink_row=sink_row, device=device)
+        if (size, width) not in self._memory:
+            device = self._parts.target.device
+            arena = RoundArena(size, width, sink_row=self._tables.sink_row, device=device)
+            self._memory[size, width] = arena, Readback(size * most_columns(width, self._num_drafts), device=device)
+        arena, readback = self._memory[size, width]
         # A padded round writes nothing but the laws, which may be those of drafts about to be verified.
-        arena.stage(())
+        arena.write(())
         saved = None if self._laws_BKV is None else self._laws_BKV.clone()
         tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=self._laws)
-        self._runner.capture(key, lambda: record_round(self._parts, self._tables, tensors))
+
+        def whole() -> RecordedRound:
+            arena.upload()
+            recorded = record_round(self._parts, self._tables, tensors)
+            readback.copy(recorded.result_BX)
+            return recorded
+
+        self._runner.capture(key, whole)
+        # The host writes the arena again: no run of ``whole`` may be left that reads it.
+        self._runner.wait()
         if saved is not None:
             self._laws().copy_(saved)
 
@@ -217,11 +230,16 @@ def _rows(batch: Batch, width: int) -> list[int]:
     return [b * width + j for b, own in enumerate(batch.widths) for j in range(own)]
 
 
-def _read(batch: Batch, lines: Sequence[Sequence[int]], recorded: RecordedRound, width: int) -> list[Judged]:
+def _read(
+    batch: Batch, readback: Readback, recorded: RecordedRound, width: int
+) -> tuple[Sequence[Sequence[int]], list[Judged]]:
+    """The integers of each request, and what they and the floats say of the verdict."""
+    count, (_, num_columns) = len(batch.requests), recorded.result_BX.shape
+    lines = readback.integers(count, num_columns, stop=recorded.num_integers)
     logprobs = overlap = None
-    if recorded.floats_BX is not None:
-        floats = recorded.floats_BX[: len(lines)].tolist()
+    if num_columns > recorded.num_integers:
+        floats = readback.floats(count, num_columns, start=recorded.num_integers)
         split = width if recorded.has_logprobs else 0
         logprobs = [row[:split] for row in floats] if recorded.has_logprobs else None
         overlap = [row[split:] for row in floats] if recorded.has_overlap else None
-    return judged_lines(batch, lines, logprobs, overlap)
+    return lines, judged_lines(batch, lines, logprobs, overlap)

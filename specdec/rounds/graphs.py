@@ -72,7 +72,10 @@ class GraphRunner(Generic[T]):
             ) from None
 
     def replay(self, key: GraphKey) -> T:
-        """Run a recording; what it gives back holds until it runs again. Raises MetadataError for another key."""
+        """Run a recording; what it gives back holds until it runs again, and is there after ``wait``.
+
+        Raises MetadataError for another key.
+        """
         recording = self._recordings.get(key)
         if recording is None:
             known = ", ".join(map(str, self._recordings)) or "nothing"
@@ -82,6 +85,11 @@ class GraphRunner(Generic[T]):
         recording.graph.replay()
         assert recording.result is not None, "a recorded function gives back tensors"
         return recording.result
+
+    def wait(self) -> None:
+        """Return when all that was replayed is done, its copies to the host included."""
+        if self._is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _record(self, function: Callable[[], T]) -> _Recording[T]:
         if not self._is_cuda:

@@ -1,4 +1,4 @@
-"""The decode round as one function of device tensors: what a graph records; reads nothing of the host's state.
+"""The decode round as one function of device tensors: what a graph records between its copies from and to the host.
 
 Its steps are those of an eager round, in the same order: target pass, judgement, catch-up and draft steps.
 """
@@ -14,6 +14,7 @@ from specdec.cache.tables import BlockTables
 from specdec.rounds.arena import RoundArena
 from specdec.rounds.parts import RoundParts
 from specdec.rounds.proposal_checks import check_form
+from specdec.rounds.readback import float_bits
 from specdec.rounds.steps import FILLER_TOKEN
 from specdec.sampling import BatchSampling
 
@@ -37,21 +38,26 @@ class RecordedRound:
     """What a recorded round writes.
 
     result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
-                  ids [K]
-    floats_BX     float32 log-probabilities [N] and overlaps [N - 1], as far as there are any; None without
+                  ids [K]; then, as ``float_bits``, log-probabilities [N] and overlaps [N - 1], as far as there are any
+    num_integers  columns of it that are integers
     hidden_TD     states for a drafter that is not recorded, or None
     has_drafts    whether the result has drafts
     has_laws      whether the drafts have laws
-    has_logprobs, has_overlap  what ``floats_BX`` has
+    has_logprobs, has_overlap  what follows the integers
     """
 
     result_BX: torch.Tensor
-    floats_BX: torch.Tensor | None
+    num_integers: int
     hidden_TD: torch.Tensor | None
     has_drafts: bool
     has_laws: bool
     has_logprobs: bool
     has_overlap: bool
+
+
+def most_columns(width: int, num_drafts: int) -> int:
+    """Columns of ``RecordedRound.result_BX`` with all that there may be."""
+    return 1 + width + 1 + num_drafts + width + width - 1
 
 
 def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) -> RecordedRound:
@@ -81,10 +87,11 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
         if proposal is not None and proposal.probs_BKV is not None:
             num_reqs, num_drafts, _ = proposal.probs_BKV.shape
             tensors.laws()[:num_reqs, :num_drafts].copy_(proposal.probs_BKV)
-    floats = [part for part in (verdict.logprobs_BN, verdict.overlap_BK) if part is not None]
+    num_integers = sum(part.shape[1] for part in parts_of_result)
+    parts_of_result += [float_bits(part) for part in (verdict.logprobs_BN, verdict.overlap_BK) if part is not None]
     return RecordedRound(
         result_BX=torch.cat(parts_of_result, dim=1),
-        floats_BX=torch.cat(floats, dim=1) if floats else None,
+        num_integers=num_integers,
         hidden_TD=None if has_drafts else output.hidden_TD,
         has_drafts=has_drafts,
         has_laws=has_laws,

@@ -83,3 +83,28 @@ def test_graphs_are_the_default_on_a_gpu() -> None:
     assert engine.execution.captured == ("1x1 sampled",)
     engine.run()
     assert engine.execution.num_eager_rounds == 0 < engine.execution.num_captured_rounds
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}])
+def test_round_has_one_copy_to_the_host_and_reads_from_pinned_memory_only(options: dict) -> None:
+    device = torch.device("cuda")
+    target = TableTarget(vocab_size=V, max_context=64, sharpness=3.0, history_weight=0.3, num_rows=4096, device=device)
+    backend = TableDraft(target)
+    setup = DraftSetup(device=device, vocab_size=V, max_batch=2, max_context=64, draft_backend=backend)
+    live = NextnConfig(num_draft_tokens=3).build(setup)
+    config = EngineConfig(max_batch=2, prefill_chunk=6)
+    engine = Engine(target, live, RejectionVerifier(), config, draft_groups=backend.cache_groups)
+    for i in range(2):
+        sampling = SamplingParams(max_new_tokens=40, ignore_eos=True, **options)
+        engine.add(Request(request_id=str(i), prompt=(1, 2), sampling=sampling))
+    engine.capture()
+    while engine.execution.num_captured_rounds < 3:
+        engine.run_round()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _ in range(4):
+            engine.run_round()
+        torch.cuda.synchronize()
+    copies = [event.name for event in trace.events() if event.name.startswith("Memcpy")]
+    assert sum("DtoH" in name for name in copies) == 4, copies
+    assert not any("Pageable" in name for name in copies), copies

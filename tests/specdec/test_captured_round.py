@@ -12,14 +12,16 @@ from specdec.cache.tables import BlockTables
 from specdec.engine import Engine, EngineConfig
 from specdec.errors import CapacityError, ConfigError, MetadataError
 from specdec.noise import VocabularyNoise
-from specdec.request import Request, RequestOutput
+from specdec.request import LiveRequest, Request, RequestOutput
 from specdec.rounds.arena import RoundArena
 from specdec.rounds.graphs import GraphKey, GraphRunner
 from specdec.rounds.parts import RoundParts
-from specdec.rounds.recorded import RoundTensors, record_round
+from specdec.rounds.readback import Readback, float_bits
+from specdec.rounds.recorded import RoundTensors, most_columns, record_round
 from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
 from specdec.sampling import BatchSampling, SamplingRequest
 from specdec.sampling_params import SamplingParams
+from specdec.stops import StopChecker
 from specdec.testing import PlainDrafter, TableDraft, TableTarget
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
@@ -136,9 +138,11 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("options", "expected"), [({}, ["tolist"]), ({"logprobs": True}, ["tolist", "tolist"])])
-def test_captured_round_reads_its_result_in_one_copy(options: dict, expected: list[str]) -> None:
-    engine, _ = engine_of(verifier=GumbelVerifier(), graphs=True)
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}])
+@pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
+def test_captured_round_reads_no_tensor_but_its_result(verifier, options: dict) -> None:
+    """What the recording copied to the host is read as an array, so a round reads no tensor at all."""
+    engine, _ = engine_of(verifier=verifier, graphs=True)
     for request in requests(3, min_new_tokens=4, **options):
         engine.add(request)
     engine.capture()
@@ -147,9 +151,30 @@ def test_captured_round_reads_its_result_in_one_copy(options: dict, expected: li
         with Reads() as reads:
             record = engine.run_round()
         if not record.num_prompt_tokens:
-            assert reads.names == expected
+            assert reads.names == []
             num_rounds += 1
     assert num_rounds > 4 and engine.execution.num_captured_rounds == num_rounds
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}])
+@pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
+def test_floats_come_with_the_integers_and_lose_no_bit(verifier, options: dict) -> None:
+    eager, _ = engine_of(verifier=verifier, graphs=False)
+    captured, _ = engine_of(verifier=verifier, graphs=True)
+    expected, found = (outputs_of(engine, requests(3, **options)) for engine in (eager, captured))
+    assert texts(found) == texts(expected)
+    for name, output in expected.items():
+        assert found[name].logprobs == output.logprobs
+        assert (output.logprobs is not None) == bool(options)
+
+
+def test_readback_turns_bits_back_into_floats() -> None:
+    readback = Readback(12, device=torch.device("cpu"))
+    floats_BX = torch.tensor([[0.1, float("-inf")], [-0.0, 3e38]])
+    readback.copy(torch.cat([torch.tensor([[1, -7], [2, 1 << 40]]), float_bits(floats_BX)], dim=1))
+    assert readback.integers(2, 4, stop=2) == [[1, -7], [2, 1 << 40]]
+    assert torch.equal(torch.tensor(readback.floats(2, 4, start=2)), floats_BX)
+    assert readback.integers(1, 4, stop=1) == [[1]]
 
 
 PARAMS = (
@@ -182,7 +207,10 @@ def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, pa
         tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
         result = record_round(parts, tables, tensors)
         drafts = 4 if isinstance(drafter, NextnConfig) else 0
-        assert result.result_BX.shape == (2, 1 + width + drafts)
+        floats = width * result.has_logprobs + (width - 1) * result.has_overlap
+        assert result.num_integers == 1 + width + drafts
+        assert result.result_BX.shape == (2, result.num_integers + floats)
+        assert result.result_BX.shape[1] <= most_columns(width, 3)
         assert result.result_BX.dtype == torch.int64
 
 
@@ -195,6 +223,36 @@ def test_arena_pads_with_the_sink_row_and_no_position() -> None:
     assert not any(tensor.any() for tensor in (arena.firsts_B, arena.num_drafted_B, arena.remaining_B))
     assert arena.reqs_T.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert [tensor.data_ptr() for tensor in arena.tensors] == addresses
+
+
+def live_request(row: int, known: int, draft: tuple[int, ...]) -> LiveRequest:
+    params = SamplingParams(max_new_tokens=40)
+    return LiveRequest(
+        request=Request(request_id=str(row), prompt=(1,), sampling=params),
+        stops=StopChecker(params, eos_ids=(), max_output=40, detokenize=None),
+        stream=0,
+        tokens=list(range(100, 100 + known)),
+        num_prompt=1,
+        max_tokens=41,
+        prefill_end=1,
+        row=row,
+        draft=draft,
+    )
+
+
+def test_arena_holds_newest_token_draft_and_positions_of_each_request() -> None:
+    """Written anew, it keeps nothing of the round before; the device has it from ``upload`` on."""
+    arena = RoundArena(3, 3, sink_row=9, device=torch.device("cpu"))
+    arena.stage([live_request(row, 20, (7, 8)) for row in range(3)])
+    arena.write([live_request(4, 5, (50, 51)), live_request(1, 8, [60])])
+    assert arena.rows_B.tolist() == [0, 1, 2]
+    arena.upload()
+    assert arena.rows_B.tolist() == [4, 1, 9]
+    assert arena.firsts_B.tolist() == [5, 8, 0]
+    assert arena.num_drafted_B.tolist() == [2, 1, 0]
+    assert arena.remaining_B.tolist() == [36, 33, 0]
+    assert arena.tokens_BN.tolist() == [[104, 50, 51], [107, 60, 0], [0, 0, 0]]
+    assert arena.positions_T.tolist() == [4, 5, 6, 7, 8, -1, -1, -1, -1]
 
 
 def test_runner_names_what_it_has_not_recorded() -> None:
