@@ -11,6 +11,7 @@ import torch
 
 from drafters.common import MAX_DRAFT_TOKENS
 from drafters.none import NoneDrafter
+from experiments.annotations import checked, declared
 from experiments.checkpoints import folder_of
 from experiments.kernels import choose_kernels
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
@@ -83,19 +84,24 @@ def check_greedy(row: Row, params: SamplingParams, *, verifier: str) -> None:
 def instantiate(node: Config, key: str) -> Any:
     """Call ``node._target_`` with the node's other settings and its ``params``; raises ConfigError.
 
-    A setting that has a ``_target_`` itself, or is a mapping of such, is made first.
+    A setting that has a ``_target_`` itself, or is a mapping of such, is made first; others are of the declared type.
     """
     maker = locate(node["_target_"], f"{key}._target_")
     arguments = {name: value for name, value in node.items() if name not in ("_target_", "params")}
     if arguments.get("num_draft_tokens", 0) is None:
         del arguments["num_draft_tokens"]
-    arguments |= node.get("params") or {}
+    params = node.get("params") or {}
+    arguments |= params
     try:
         signature(maker).bind(**arguments)
     except TypeError as error:
         takes = ", ".join(signature(maker).parameters) or "nothing"
         raise ConfigError(f"{node['_target_']}: {error}; it takes {takes} (conf: {key}.params)") from None
-    return maker(**{name: _made(value, f"{key}.{name}") for name, value in arguments.items()})
+    types = declared(maker)
+    for name, value in arguments.items():
+        own = f"{key}.params.{name}" if name in params else f"{key}.{name}"
+        arguments[name] = _made(checked(value, types.get(name, Any), own), own)
+    return maker(**arguments)
 
 
 def _made(value: Any, key: str) -> Any:

@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -98,17 +99,31 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 def describe(spec: Field) -> str:
     """What a field takes, for example ``an integer, 1 to 31``."""
-    names = [KIND_NAMES[kind] for kind in _kinds(spec.type) if kind in KIND_NAMES]
-    origin = [typing.get_origin(kind) for kind in _kinds(spec.type)]
-    if list in origin:
-        names.append("a list such as [a,b]")
-    if types.NoneType in _kinds(spec.type):
-        names.append("null")
-    allowed = spec.metadata.get("allowed")
+    kind, allowed = kind_name(spec.type), spec.metadata.get("allowed")
     if allowed is not None and allowed.choices:
-        return f"{allowed} or null" if "null" in names else str(allowed)
-    kind = " or ".join(names) or "a mapping"
+        return f"{allowed} or null" if types.NoneType in _kinds(spec.type) else str(allowed)
     return kind if allowed is None or str(allowed) == "any value" else f"{kind}, {allowed}"
+
+
+def kind_name(annotation: Any) -> str:
+    """A type in words, for example ``an integer or null``."""
+    return " or ".join(dict.fromkeys(_kind_name(kind) for kind in _kinds(annotation)))
+
+
+def _kind_name(kind: Any) -> str:
+    origin = typing.get_origin(kind) or kind
+    if kind in KIND_NAMES:
+        return KIND_NAMES[kind]
+    if kind is types.NoneType:
+        return "null"
+    if origin in (list, tuple):
+        inner = [_kind_name(each) for each in typing.get_args(kind) if each is not Ellipsis]
+        return "a list such as [a,b]" + (f" (each {inner[0]})" if inner and inner[0] in KIND_NAMES.values() else "")
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(kind.__members__)
+    return "a mapping" if origin in (dict, Any) or not isinstance(kind, type) else f"a {kind.__name__}"
 
 
 def _check_value(key: str, value: Any, spec: Field) -> None:
@@ -138,7 +153,7 @@ def _check_drafter_class(node: DictConfig, key: str = "drafter") -> None:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    if isinstance(annotation, types.UnionType):
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return typing.get_args(annotation)
     return (annotation,)
 

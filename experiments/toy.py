@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from experiments.annotations import checked, declared
 from experiments.chat import ChatFormat
 from experiments.targets import Served, TargetRequest
 from experiments.toy_text import NUM_BYTES, Bytes
@@ -66,9 +67,11 @@ class Toy:
 
 
 def load(request: TargetRequest) -> Toy:
-    """The loader that ``target=toy`` names; raises ConfigError for parameters that the toy does not have."""
+    """The loader that ``target=toy`` names; raises ConfigError for parameters that it does not have, or not so."""
     known = {"sharpness", "history_weight", "max_context"}
     unknown = sorted(set(request.params) - known)
     if unknown:
         raise ConfigError(f"target.params: the toy has no {unknown[0]} (it has {', '.join(sorted(known))})")
-    return Toy(**request.params, device=request.device)
+    types = declared(Toy)
+    params = {name: checked(value, types[name], f"target.params.{name}") for name, value in request.params.items()}
+    return Toy(**params, device=request.device)

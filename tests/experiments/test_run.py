@@ -13,6 +13,7 @@ from specdec.metrics import FORMULAS, POSITION_FORMULAS
 
 Command = Callable[..., int]
 TOY = ("target=toy", "+experiment=smoke", "workload.limit=3")
+PAIR = ("drafter=custom", "drafter._target_=experiments.examples.pair_drafter.PairConfig")
 FILES = {"config.resolved.yaml", "env.json", "steps.jsonl", "outputs.jsonl", "summary.json", "status.json"}
 
 
@@ -266,6 +267,11 @@ def test_greedy_verifier_refuses_a_row_with_a_temperature(
         ),
         (["--frobnicate"], "unknown flag --frobnicate"),
         (["target=toy", "target.params.colour=3"], "the toy has no colour"),
+        (["target=toy", "target.params.sharpness=x"], "target.params.sharpness must be a number, got 'x'"),
+        (
+            ["target=toy", *PAIR, "drafter.params.window=abc"],
+            "error: drafter.params.window must be an integer, got 'abc'",
+        ),
     ],
 )
 def test_mistake_is_one_line_and_no_traceback(
