@@ -1,6 +1,6 @@
 """The round that the engine records over a filled world, and prefixes of it that end where a phase ends.
 
-All are ``record_round`` with the same parts, which stop a prefix where it ends (``marks``).
+All are the engine's ``record_round`` between its two copies, with parts that stop a prefix where it ends (``marks``).
 """
 
 from collections.abc import Callable
@@ -29,7 +29,8 @@ from specdec.noise import VocabularyNoise, stream_key
 from specdec.request import LiveRequest, Request
 from specdec.rounds.arena import RoundArena
 from specdec.rounds.parts import RoundParts, sampling_request
-from specdec.rounds.recorded import RecordedRound, RoundTensors, record_round
+from specdec.rounds.readback import Readback
+from specdec.rounds.recorded import RecordedRound, RoundTensors, most_columns, record_round
 from specdec.sampling import BatchSampling
 from specdec.sampling_params import SamplingParams
 from specdec.stops import StopChecker
@@ -46,7 +47,7 @@ def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], Reco
     device, width = world.target.device, num_draft_tokens + 1
     requests = live_requests(world, num_draft_tokens)
     arena = RoundArena(world.batch, width, sink_row=world.blocks.sink_row, device=device)
-    arena.stage(requests)
+    arena.write(requests)
     noise = VocabularyNoise(world.target.vocab_size, device=device)
     sampling = BatchSampling(
         [sampling_request(live) for live in requests],
@@ -54,12 +55,13 @@ def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], Reco
         coupling=GumbelVerifier.coupling,
         follows=False,
     )
+    readback = Readback(world.batch * most_columns(width, num_draft_tokens), device=device)
     tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=False, laws=_no_laws)
     phases = (STAGE, TARGET, VERIFICATION, *map(draft_step, range(1, num_draft_tokens + 1)), RESULT)
     found: dict[str, Callable[[], RecordedRound | None]] = {}
     for phase in phases:
         parts = marked_parts(world, num_draft_tokens, noise, Marks(phase))
-        found[phase] = partial(_up_to, phase, parts, world, tensors)
+        found[phase] = partial(_up_to, phase, parts, world, tensors, readback)
     return found
 
 
@@ -73,9 +75,13 @@ def marked_parts(world: World, num_draft_tokens: int, noise: VocabularyNoise, ma
     )
 
 
-def _up_to(phase: str, parts: RoundParts, world: World, tensors: RoundTensors) -> RecordedRound | None:
+def _up_to(
+    phase: str, parts: RoundParts, world: World, tensors: RoundTensors, readback: Readback
+) -> RecordedRound | None:
     try:
+        tensors.arena.upload()
         recorded = record_round(parts, world.blocks, tensors)
+        readback.copy(recorded.result_BX)
     except PrefixEnd:
         return None
     assert phase == RESULT, f"the round has no mark at the end of its {phase}"
