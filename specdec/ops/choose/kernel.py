@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from specdec.noise import VocabularyNoise
+from specdec.ops.early import EarlyKernel, begin
 
 BLOCK_V = 2048
 
@@ -47,11 +48,13 @@ def log_exponentials(words):
     return tl.log(-log1p)
 
 
+@EarlyKernel
 @triton.jit
 def _block(
     logits_ptr, row_stride, positions_ptr, streams_ptr, inverse_ptr, greedy_ptr, words_ptr, best_ptr, ids_ptr, V,
-    WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     req = row // WIDTH
@@ -69,8 +72,10 @@ def _block(
     tl.store(ids_ptr + row * NUM_BLOCKS + block, block * BLOCK + place)
 
 
+@EarlyKernel
 @triton.jit
-def _join(best_ptr, ids_ptr, out_ptr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+def _join(best_ptr, ids_ptr, out_ptr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * NUM_BLOCKS + blocks, mask=blocks < NUM_BLOCKS, other=float("-inf"))

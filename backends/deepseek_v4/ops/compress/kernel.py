@@ -13,9 +13,10 @@ from backends.deepseek_v4.ops.device.pages import first_page, page_slots
 from backends.deepseek_v4.ops.device.rotation import load_angles, rotate_row
 from backends.deepseek_v4.ops.device.row_writer import page_stride, row_store, write_row
 from backends.deepseek_v4.pass_values import PassIndices
+from specdec.ops.early import EarlyKernel, wait_for_earlier
 
-# State rows that a program holds at a time.
-CHUNK = 8
+# Most state rows that a program holds at a time.
+CHUNK = 16
 # Score of a row without weight; finite, so that a window of such rows only pools to 0.
 _FLOOR = tl.constexpr(-3.4028234663852886e38)
 
@@ -76,12 +77,15 @@ def _close(
     write_row(closed, buffer_ptr, entry, page_stride, FORMAT, PAGE, DIM, ROPE, ROUNDS, BLOCK)
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize_on_alignment=["entries_ptr", "positions_ptr", "reqs_ptr"])
 def _compress(
     entries_ptr, positions_ptr, reqs_ptr, angles_ptr, first, second, eps,
     FIRST: tl.constexpr, SECOND: tl.constexpr,
     WINDOW: tl.constexpr, OVERLAPS: tl.constexpr, PAIRS: tl.constexpr, CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(EARLY)
     token = tl.program_id(0)
     entry = tl.load(entries_ptr + token)
     if entry >= 0:
@@ -127,7 +131,7 @@ def compress(
     _compress[(len(entries_T), len(filled))](
         entries_T, indices.positions_T, indices.reqs_T, angles_T2R, first, second, eps,
         FIRST=first_form, SECOND=second_form, WINDOW=kind.state_window, OVERLAPS=overlaps,
-        PAIRS=angles_T2R.shape[2], CHUNK=CHUNK, num_warps=4, enable_fp_fusion=False,
+        PAIRS=angles_T2R.shape[2], CHUNK=min(CHUNK, kind.state_window), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from backends.deepseek_v4.ops.linear.kernel import KernelWeight, format_code, is
 from backends.deepseek_v4.ops.linear.tiles import Tile
 from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight
+from specdec.ops.early import EarlyKernel, begin
 
 
 @triton.jit
@@ -67,6 +68,7 @@ def _gate_and_up(
     )  # fmt: skip
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _first(
     x_ptr, h_ptr, weights_ptr, ids_ptr, table_ptr, pairs_ptr,
@@ -76,8 +78,10 @@ def _first(
     K: tl.constexpr, ROWS: tl.constexpr, SORTED: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr,
     ALIKE: tl.constexpr, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
     SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """``h = silu(w1 x) * (w3 x) * routing weight`` of BLOCK_O / 2 outputs of a block of rows."""
+    begin(EARLY)
     is_shared, expert, count, token_N, place_N, inside_N = _block_rows(
         ids_ptr, table_ptr, pairs_ptr, num_tokens, num_shared, num_blocks, K, ROWS, SORTED
     )
@@ -134,6 +138,7 @@ def _down(
     )  # fmt: skip
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_tokens", "num_shared", "num_blocks"])
 def _second(
     h_ptr, out_ptr, ids_ptr, table_ptr, pairs_ptr, w2_ptr, scales_ptr, shared_ptr, shared_scales_ptr,
@@ -142,8 +147,10 @@ def _second(
     K: tl.constexpr, ROWS: tl.constexpr, SORTED: tl.constexpr, BLOCK_O: tl.constexpr, EXACT: tl.constexpr,
     ALIKE: tl.constexpr, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
     SHARED_FORMAT: tl.constexpr, SHARED_BLOCK_K: tl.constexpr, SHARED_STEPS: tl.constexpr, SHARED_WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """``w2 h`` of BLOCK_O outputs of a block of rows."""
+    begin(EARLY)
     is_shared, expert, count, token_N, place_N, inside_N = _block_rows(
         ids_ptr, table_ptr, pairs_ptr, num_tokens, num_shared, num_blocks, K, ROWS, SORTED
     )

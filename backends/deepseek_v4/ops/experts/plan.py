@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from backends.deepseek_v4.ops.route.values import Routing
+from specdec.ops.early import EarlyKernel, begin
 
 PAIRS_PER_PROGRAM = 16
 PAIRS_PER_STEP = 64
@@ -28,13 +29,15 @@ class Blocks:
     pairs_N: torch.Tensor
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _plan(
     ids_ptr, table_ptr, pairs_ptr, num_pairs, num_experts, num_blocks,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, STEPS: tl.constexpr, STEP: tl.constexpr,
-    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, MOST_BLOCKS: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, MOST_BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program 0 makes the table, the others find the place of PAIRS pairs each."""
+    begin(EARLY)
     program = tl.program_id(0)
     if program == 0:
         expert = tl.arange(0, EXPERTS)

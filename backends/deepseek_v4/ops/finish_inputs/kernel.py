@@ -12,6 +12,7 @@ from backends.deepseek_v4.ops.device.row_writer import page_stride, row_store, w
 from backends.deepseek_v4.ops.finish_inputs.values import LayerInputs
 from backends.deepseek_v4.pass_values import PassIndices
 from backends.deepseek_v4.pool import CachePool
+from specdec.ops.early import EarlyKernel, begin
 
 # Sections of a token; a layer without a compressor has the first two, one without an indexer the first three.
 LATENT = tl.constexpr(0)
@@ -73,6 +74,7 @@ def _state(
         tl.store(buffer_ptr + slot.to(tl.int64) * (2 * CHANNELS) + column, row, mask=inside)
 
 
+@EarlyKernel
 @triton.jit(
     do_not_specialize=["part_stride", "token_stride"],
     do_not_specialize_on_alignment=["positions_ptr", "swa_slots_ptr", "state_slots_ptr", "index_slots_ptr"],
@@ -86,8 +88,9 @@ def _finish(
     CHANNELS: tl.constexpr, RATIO: tl.constexpr, INDEX_CHANNELS: tl.constexpr, INDEX_RATIO: tl.constexpr,
     HEADS: tl.constexpr, FORMAT: tl.constexpr, PAGE: tl.constexpr, ROPE: tl.constexpr,
     LORA_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, STATE_BLOCK: tl.constexpr, INDEX_BLOCK: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr, UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr, UNIT: tl.constexpr, NUM_PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     token, section = tl.program_id(0), tl.program_id(1)
     FIRST_INDEX: tl.constexpr = LORA + DIM + 2 * CHANNELS
     if section == LATENT:

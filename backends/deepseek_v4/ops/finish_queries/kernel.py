@@ -7,14 +7,17 @@ import triton.language as tl
 from backends.deepseek_v4.ops.device.norms import rms_factor, round_to
 from backends.deepseek_v4.ops.device.parts import part_strides, sum_parts
 from backends.deepseek_v4.ops.device.rotation import load_angles, rotate_row
+from specdec.ops.early import EarlyKernel, wait_for_earlier
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["part_stride", "token_stride"])
 def _queries(
     parts_ptr, angles_ptr, q_ptr, part_stride, token_stride, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
-    UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
+    UNIT: tl.constexpr, NUM_PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(EARLY)
     token, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < DIM

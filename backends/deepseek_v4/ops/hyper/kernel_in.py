@@ -15,6 +15,7 @@ import triton.language as tl
 from backends.deepseek_v4.ops.device.norms import round_to
 from backends.deepseek_v4.ops.hyper.values import MixedInput
 from specdec.cache.spec import ceil_div
+from specdec.ops.early import EarlyKernel, begin
 
 # One warp adds up without a barrier.
 NUM_WARPS = 1
@@ -108,13 +109,15 @@ def _spread(
     tl.store(comb_ptr + token * (S * S) + place, comb, mask=copy == 0)
 
 
+@EarlyKernel
 @triton.jit
 def _mix_in(
     dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, post_ptr, comb_ptr,
     token_stride, stream_stride, eps, hc_eps,
     S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-    ROUNDS: tl.constexpr, COPIES: tl.constexpr,
+    ROUNDS: tl.constexpr, COPIES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     block = tl.program_id(1)
     if block == 0:
         _spread(dots_ptr, base_ptr, scale_ptr, post_ptr, comb_ptr, eps, hc_eps, S, D, M, P, PARTS, ROUNDS, COPIES)
@@ -125,12 +128,14 @@ def _mix_in(
         )  # fmt: skip
 
 
+@EarlyKernel
 @triton.jit
 def _mix_head(
     dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr,
     token_stride, stream_stride, eps, hc_eps,
-    S: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    S: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     _collapse(
         dots_ptr, streams_ptr, base_ptr, scale_ptr, norm_ptr, x_ptr, tl.program_id(1),
         token_stride, stream_stride, eps, hc_eps, S, D, S, P, PARTS, COLUMNS,

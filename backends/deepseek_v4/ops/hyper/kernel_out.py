@@ -11,6 +11,7 @@ import triton.language as tl
 from backends.deepseek_v4.ops.device.norms import round_to
 from backends.deepseek_v4.ops.device.parts import part_strides, sum_parts
 from specdec.cache.spec import ceil_div
+from specdec.ops.early import EarlyKernel, begin
 
 CHUNK = 32
 # (up to so many tokens of a pass, tokens of a program); results of a token do not depend on it.
@@ -41,15 +42,17 @@ def _store_dots(x, fn, products, dots_ptr, token, M: tl.constexpr, S: tl.constex
     tl.store(dots_ptr + (M + stream[:, None] * S + stream[None, :]) * num_chunks, products)
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_tokens", "tokens_per_program"])
 def _dots(
     streams_ptr, fn_ptr, dots_ptr, num_tokens, tokens_per_program, token_stride, stream_stride,
-    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     place = tl.arange(0, S * CHUNK)
     stream, column = place // CHUNK, tl.program_id(0) * CHUNK + place % CHUNK
     inside = column < D
     fn = _load_fn(fn_ptr, stream * D + column, inside, M, S * D, ROWS)
+    begin(EARLY)
     token = tl.program_id(1) * tokens_per_program
     last = tl.minimum(token + tokens_per_program, num_tokens)
     while token < last:
@@ -76,17 +79,19 @@ def _new_stream(
     return round_to(x, new_ptr)
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_tokens", "tokens_per_program", "parts_stride", "parts_token_stride"])
 def _out(
     parts_ptr, streams_ptr, post_ptr, comb_ptr, fn_ptr, new_ptr, dots_ptr,
     num_tokens, tokens_per_program, parts_stride, parts_token_stride, token_stride, stream_stride,
     S: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
+    UNIT: tl.constexpr, NUM_PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     place = tl.arange(0, S * CHUNK)
     stream, column = place // CHUNK, tl.program_id(0) * CHUNK + place % CHUNK
     inside = column < D
     fn = _load_fn(fn_ptr, stream * D + column, inside, M, S * D, ROWS)
+    begin(EARLY)
     token = tl.program_id(1) * tokens_per_program
     last = tl.minimum(token + tokens_per_program, num_tokens)
     while token < last:

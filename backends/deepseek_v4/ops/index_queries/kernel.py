@@ -10,16 +10,19 @@ from backends.deepseek_v4.ops.device.parts import part_strides, sum_parts
 from backends.deepseek_v4.ops.device.rotation import load_angles, rotate_rows
 from backends.deepseek_v4.ops.device.row_writer import INDEX_FP8, INDEX_MXFP4, row_store
 from backends.deepseek_v4.rows.format import IndexRowFormat
+from specdec.ops.early import EarlyKernel, wait_for_earlier
 
 HEADS_PER_PROGRAM = 4
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["part_stride", "token_stride"])
 def _queries(
     parts_ptr, angles_ptr, q_ptr, part_stride, token_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr,
-    FORMAT: tl.constexpr, ROUNDS: tl.constexpr, UNIT: tl.constexpr, NUM_PARTS: tl.constexpr,
+    FORMAT: tl.constexpr, ROUNDS: tl.constexpr, UNIT: tl.constexpr, NUM_PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(EARLY)
     token = tl.program_id(0)
     heads = tl.program_id(1) * NUM + tl.arange(0, NUM)
     dims = tl.arange(0, BLOCK)

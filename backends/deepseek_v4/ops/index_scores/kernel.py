@@ -14,20 +14,23 @@ from backends.deepseek_v4.ops.index_scores.key_tiles import load_keys
 from backends.deepseek_v4.pass_values import PassIndices
 from backends.deepseek_v4.rows.format import IndexRowFormat
 from specdec.api import GroupTable
+from specdec.ops.early import EarlyKernel, begin
 
 ROWS_PER_PROGRAM = 64
 # float32 products run on the ordinary cores, which hold both operands in registers.
 ROWS_PER_PROGRAM_FP32 = 32
 
 
+@EarlyKernel
 @triton.jit
 def _scores(
     q_ptr, weights_ptr, keys_ptr, scales_ptr, visible_ptr, reqs_ptr, table_ptr, scores_ptr,
     num_columns, num_blocks, weight_stride, table_stride, table_columns,
     HEADS: tl.constexpr, DIM: tl.constexpr, HEAD_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, FORMAT: tl.constexpr,
     ROWS_PER_PAGE: tl.constexpr, PAGE_BYTES: tl.constexpr, TOPK: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     program = tl.program_id(0)
     token = (program // num_blocks).to(tl.int64)
     start = program % num_blocks * BLOCK

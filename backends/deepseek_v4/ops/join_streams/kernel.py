@@ -4,14 +4,19 @@ import torch
 import triton
 import triton.language as tl
 
+from specdec.ops.early import EarlyKernel, begin
+
 BLOCK = 1024
 
 
+@EarlyKernel
 @triton.jit
 def _join(
     stream_ptr, token_ptr, out_ptr, num_rows,
     P: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < D

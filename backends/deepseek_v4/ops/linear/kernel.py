@@ -17,6 +17,7 @@ from backends.deepseek_v4.ops.linear.tiles import (
     row_block,
 )
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
+from specdec.ops.early import EarlyKernel, begin
 
 FP8_BLOCK_ROWS = FP8_BLOCK.value
 FORMAT_CODES = {
@@ -29,14 +30,16 @@ FORMAT_CODES = {
 
 
 # One compilation for every number of rows.
+@EarlyKernel
 @triton.jit(do_not_specialize=["num_rows", "part_stride"])
 def _few_rows(
     x_ptr, values_ptr, scales_ptr, out_ptr,
     num_rows, group_outputs, num_inputs, x_stride, values_stride, scales_stride, part_stride, out_stride,
     ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
-    FORMAT: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs, block of rows)."""
+    begin(EARLY)
     blocks_each = tl.cdiv(group_outputs, BLOCK_O)
     group, block = tl.program_id(0) // blocks_each, tl.program_id(0) % blocks_each
     split = tl.program_id(1)

@@ -4,9 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
+from specdec.ops.early import EarlyKernel, begin
 
+
+@EarlyKernel
 @triton.jit
-def _norm(x_ptr, weight_ptr, out_ptr, row_stride, eps, D: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(x_ptr, weight_ptr, out_ptr, row_stride, eps, D: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < D

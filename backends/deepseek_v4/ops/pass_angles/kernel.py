@@ -9,14 +9,17 @@ import triton.language as tl
 
 from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.pass_values import PassAngles
+from specdec.ops.early import EarlyKernel, begin
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["positions_ptr", "position_stride"])
 def _pass_angles(
     positions_ptr, position_stride, window_freqs_ptr, compress_freqs_ptr, out_ptr,
-    RATIO_2: tl.constexpr, RATIO_3: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    RATIO_2: tl.constexpr, RATIO_3: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sections: angles of window-only layers, of compressing layers, and of the blocks of up to two ratios."""
+    begin(EARLY)
     token, num_tokens = tl.program_id(0), tl.num_programs(0)
     section = tl.program_id(1)
     position = tl.maximum(tl.load(positions_ptr + token * position_stride), 0)

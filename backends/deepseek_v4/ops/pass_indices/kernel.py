@@ -12,6 +12,7 @@ from backends.deepseek_v4.ops.device.pages import first_page, page_slots
 from backends.deepseek_v4.pass_values import IndexShape, PassIndices, SlotList
 from specdec.api import PackedPass, Tables
 from specdec.cache.spec import ceil_div
+from specdec.ops.early import EarlyKernel, begin
 
 # Rows of the tensor that holds everything of one value per token.
 SWA_SLOT = tl.constexpr(0)
@@ -92,6 +93,7 @@ def _write_entries(
 
 
 # One variant whatever the number of tokens and the shapes of the tables: no such number is worth a compilation.
+@EarlyKernel
 @triton.jit(
     do_not_specialize=[
         "positions_ptr", "position_stride", "reqs_ptr", "req_stride", "row_stride",
@@ -113,8 +115,9 @@ def _pass_indices(
     SWA_PAGE: tl.constexpr, CSA_STATE_PAGE: tl.constexpr, INDEX_PAGE: tl.constexpr, HCA_STATE_PAGE: tl.constexpr,
     CSA_PAGE: tl.constexpr, HCA_PAGE: tl.constexpr,
     WINDOW: tl.constexpr, WINDOW_COLUMNS: tl.constexpr, WINDOW_BLOCK: tl.constexpr,
-    HCA_COLUMNS: tl.constexpr, HCA_BLOCK: tl.constexpr,
+    HCA_COLUMNS: tl.constexpr, HCA_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     token = tl.program_id(0)
     section = tl.program_id(1)
     position = tl.load(positions_ptr + token * position_stride)

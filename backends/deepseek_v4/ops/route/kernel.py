@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from backends.deepseek_v4.ops.route.values import Routing
+from specdec.ops.early import EarlyKernel, begin
 
 # The smallest normal float32: floor of the softplus, as in ``moe.affinities``.
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -47,13 +48,15 @@ def _choose(scores, bias_ptr, columns, inside, picks, K: tl.constexpr):
     return ids
 
 
+@EarlyKernel
 @triton.jit(do_not_specialize=["part_stride", "tokens_ptr", "tokens_stride"])
 def _route(
     parts_ptr, part_stride, token_stride, expert_stride, tokens_ptr, tokens_stride, bias_ptr,
     table_ptr, table_stride, table_rows, ids_ptr, weights_ptr, factor,
     NUM_PARTS: tl.constexpr, E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, IS_HASH: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     token = tl.program_id(0)
     logits_ptr = parts_ptr + token * token_stride
     picks = tl.arange(0, BLOCK_K)

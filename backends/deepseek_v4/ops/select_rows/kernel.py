@@ -18,6 +18,7 @@ from backends.deepseek_v4.cache_groups import AttentionKind
 from backends.deepseek_v4.ops.device.pages import page_slots
 from backends.deepseek_v4.pass_values import SLOT_COLUMNS, PassIndices, SlotList
 from specdec.api import GroupTable
+from specdec.ops.early import EarlyKernel, begin, wait_for_earlier
 
 COLUMNS_PER_BLOCK = 4096
 # A last program over twice as many costs less than one more launch.
@@ -86,12 +87,14 @@ def _load_columns(columns_ptr, place, inside):
         return tl.load(columns_ptr + place, mask=inside, other=0)
 
 
+@EarlyKernel
 @triton.jit
 def _narrow(
     scores_ptr, columns_ptr, visible_ptr, best_ptr, best_columns_ptr, num_columns, score_stride, best_stride,
-    TOPK: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr,
+    TOPK: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Store the topk largest scores of a block and their columns."""
+    begin(EARLY)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     visible = tl.minimum(tl.load(visible_ptr + token), num_columns)
     seen = _candidates(visible, TOPK, BLOCK, LEVELS)
@@ -119,13 +122,15 @@ def _store_slots(line_ptr, rows, table_ptr, table_stride, table_columns, req, RO
     return tl.sum(kept, axis=0)
 
 
+@EarlyKernel
 @triton.jit
 def _select(
     scores_ptr, columns_ptr, visible_ptr, reqs_ptr, table_ptr, slots_ptr, lens_ptr,
     num_columns, score_stride, table_stride, table_columns,
     TOPK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROWS_PER_PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(EARLY)
     token = tl.program_id(0).to(tl.int64)
     visible = tl.minimum(tl.load(visible_ptr + token), num_columns)
     req = tl.load(reqs_ptr + token)

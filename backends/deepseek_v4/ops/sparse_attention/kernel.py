@@ -16,13 +16,14 @@ from backends.deepseek_v4.ops.sparse_attention.kernel_combine import combine
 from backends.deepseek_v4.ops.sparse_attention.row_source import load_rows, row_source
 from backends.deepseek_v4.ops.sparse_attention.values import KeyList
 from backends.deepseek_v4.pass_values import SlotList
+from specdec.ops.early import EarlyKernel, begin
 
 HEADS_PER_BLOCK = 16
 KEYS_PER_BLOCK = 64
 # float32 products run on the ordinary cores, which hold both operands in registers.
 KEYS_PER_BLOCK_FP32 = 16
-NUM_WARPS = 8
-NUM_STAGES = 3
+# (warps, stages): rows that are stored in bf16 go to the matrix units as they are; others are decoded on the way.
+STORED, DECODED = (4, 2), (8, 3)
 MAX_SPLITS = 16
 FEW_COLUMNS = 320
 # Tokens are computed in groups whose partial results stay below this.
@@ -83,6 +84,7 @@ def _attend_blocks(
     return top, total, acc, acc_rope
 
 
+@EarlyKernel
 @triton.jit
 def _partial(
     q_ptr, parts_ptr, lse_ptr, num_heads, q_stride_t, q_stride_h, scale,
@@ -91,9 +93,10 @@ def _partial(
     WINDOW_ROWS: tl.constexpr, WINDOW_BYTES: tl.constexpr, EXTRA_ROWS: tl.constexpr, EXTRA_BYTES: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, NOPE_BLOCK: tl.constexpr, ROPE_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Partial result and log2 of the sum of weights of one share; both without the sink."""
+    begin(EARLY)
     program = tl.program_id(0)
     token = (program // (HEAD_BLOCKS * SPLITS)).to(tl.int64)
     split = program // HEAD_BLOCKS % SPLITS
@@ -199,6 +202,8 @@ def _partials(
     exact = q_THD.dtype == torch.float32
     head_blocks = triton.cdiv(num_heads, HEADS_PER_BLOCK)
     nope = head_dim - rope
+    is_stored = not exact and first.values.dtype == q_THD.dtype
+    num_warps, num_stages = STORED if is_stored else DECODED
     _partial[(num_tokens * head_blocks * splits,)](
         q_THD, parts_TSHD, lse_TSH, num_heads, q_THD.stride(0), q_THD.stride(1), scale,
         window.slots.slots_TK, window.slots.lens_T, first.values, first.halves, window.slots.slots_TK.stride(0),
@@ -210,6 +215,6 @@ def _partials(
         SPLITS=splits, HEAD_BLOCKS=head_blocks, BLOCK_H=HEADS_PER_BLOCK,
         BLOCK_K=KEYS_PER_BLOCK_FP32 if exact else KEYS_PER_BLOCK,
         PRECISION="ieee" if exact else "tf32",
-        INTERPRETED=triton.knobs.runtime.interpret, num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+        INTERPRETED=triton.knobs.runtime.interpret, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return parts_TSHD, lse_TSH

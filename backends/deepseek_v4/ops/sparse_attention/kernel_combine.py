@@ -8,17 +8,21 @@ import triton
 import triton.language as tl
 
 from backends.deepseek_v4.ops.device.rotation import load_angles, rotate_row
+from specdec.ops.early import EarlyKernel, begin
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Stands in for -inf where a token has neither a key nor a sink.
 LOWEST = tl.constexpr(-1e30)
 
 
+@EarlyKernel
 @triton.jit
 def _combine(
     parts_ptr, lse_ptr, sinks_ptr, angles_ptr, out_ptr, num_heads,
     NOPE: tl.constexpr, ROPE: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     program = tl.program_id(0)
     token = (program // num_heads).to(tl.int64)
     head = program % num_heads
@@ -41,11 +45,13 @@ def _combine(
     tl.store(at, row.to(out_ptr.dtype.element_ty), mask=dims < NOPE + ROPE)
 
 
+@EarlyKernel
 @triton.jit
 def _unrotate(
     o_ptr, angles_ptr, out_ptr, num_heads, stride_t, stride_h,
-    NOPE: tl.constexpr, ROPE: tl.constexpr, BLOCK_D: tl.constexpr,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     program = tl.program_id(0)
     token = (program // num_heads).to(tl.int64)
     head = program % num_heads
