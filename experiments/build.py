@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drafters.common import MAX_DRAFT_TOKENS
-from drafters.none import NoneDrafter
+from drafters.none import NoneConfig, NoneDrafter
 from experiments.annotations import checked, declared
 from experiments.checkpoints import folder_of
 from experiments.kernels import choose_kernels
@@ -24,6 +24,7 @@ from specdec.engine import Engine
 from specdec.engine_config import EngineConfig, plan_cache
 from specdec.errors import CapacityError, ConfigError, WorkloadError
 from specdec.sampling_params import SamplingParams
+from specdec.trees.support import check_without_target
 
 # Torch on the CPU raises a plain RuntimeError, which only these words tell from others.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "out of memory")
@@ -60,10 +61,18 @@ def check_parts(config: Config, workload: Workload) -> Parts:
     )
     if (own := own_model(parts.drafter)) is not None:
         folder_of(own[1], key="drafter.checkpoint")
+    check_combination(parts.drafter, parts.verifier, parts.engine)
     if parts.verifier.coupling is Coupling.GREEDY:
         for row, params in zip(workload.rows, parts.sampling, strict=True):
             check_greedy(row, params, verifier=parts.verifier.name)
     return parts
+
+
+def check_combination(drafter: DrafterConfig, verifier: Verifier, engine: EngineConfig) -> None:
+    """Raise ConfigError or UnsupportedError for parts that no target could make work together."""
+    # Plain decoding ignores the length that a sweep gives it.
+    engine.check_width(0 if isinstance(drafter, NoneConfig) else drafter.num_draft_tokens)
+    check_without_target(drafter.needs, verifier, engine)
 
 
 def check_greedy(row: Row, params: SamplingParams, *, verifier: str) -> None:

@@ -38,6 +38,7 @@ from experiments.table import drafter_text, show
 from experiments.targets import LoadedTarget
 from experiments.workloads import Workload, workload_of
 from specdec.engine import Engine
+from specdec.engine_config import MIN_PAGES
 from specdec.errors import ConfigError
 from specdec.request import RequestOutput
 
@@ -106,7 +107,6 @@ class Worker:
                     setting = self._setting(config)
                     _begin(out, setting)
                     loaded = self._target(setting)
-                    _try_engine(setting, loaded)
                     plain = self._baseline(setting, loaded, folder, shared_baselines, progress)
                     summary = _decode_into(out, setting, loaded, plain, progress)
                 show(summary, folder, drafter=drafter_text(summary["drafter"]), define=define)
@@ -158,6 +158,8 @@ class Worker:
                 raise ConfigError(f"baseline: {choice} cannot be compared with this run: {reason}")
             return baselines.read_baseline(given)
         place = folder / baselines.SUB_FOLDER if shared is None else shared / setting.shared_name
+        if baselines.unusable(place, setting.config, setting.environment) is not None:
+            _try_engine(setting, loaded)
         with FolderLock(place, wait=True):
             if baselines.unusable(place, setting.config, setting.environment) is not None:
                 with RunFolder(place) as out:
@@ -179,13 +181,13 @@ def _as_plain(setting: Setting) -> Setting:
 
 
 def _try_engine(setting: Setting, loaded: LoadedTarget) -> None:
-    """Make the engine of a run once: what cannot work together is refused before a baseline is decoded for it.
+    """Make the engine of a run once: what its target cannot do is refused before a baseline is decoded for it.
 
-    A drafter that replays the baseline's text replays nothing here.
+    Its caches have a page each, and a drafter that replays the baseline's text replays nothing here.
     """
     parts = setting.parts
-    drafter = with_references(parts.drafter, ())
-    EngineMaker(loaded, drafter, parts.verifier, parts.engine, draft_dtype=dtype_of(setting.config))()
+    drafter, engine = with_references(parts.drafter, ()), replace(parts.engine, num_pages=MIN_PAGES)
+    EngineMaker(loaded, drafter, parts.verifier, engine, draft_dtype=dtype_of(setting.config))()
 
 
 def _begin(out: RunFolder, setting: Setting) -> None:

@@ -1,6 +1,6 @@
 """Whether the parts of an engine take the trees that its drafter proposes; refusals name the part."""
 
-from specdec.api import Drafter, Target, TreeTarget, TreeVerifier, Verifier
+from specdec.api import Drafter, DrafterNeeds, Target, TreeTarget, TreeVerifier, Verifier
 from specdec.engine_config import EngineConfig
 from specdec.errors import ConfigError, UnsupportedError
 
@@ -17,12 +17,19 @@ def check_trees(target: Target, drafter: Drafter, verifier: Verifier, config: En
             f"{type(target).__name__} verifies chains, and the drafter proposes trees: caches that are addressed by "
             f"position cannot hold siblings (specdec.api.TreeTarget); draft a chain (conf: drafter)"
         )
+    check_without_target(drafter.needs, verifier, config)
+
+
+def check_without_target(needs: DrafterNeeds, verifier: Verifier, config: EngineConfig) -> None:
+    """The part of ``check_trees`` that no target changes, so that it can be known before one is loaded."""
+    if not needs.trees:
+        return
     if not isinstance(verifier, TreeVerifier):
         raise UnsupportedError(
             f"verifier {verifier.name} judges chains, and the drafter proposes trees: take greedy, gumbel or siblings "
             f"(conf: verifier), or draft a chain (conf: drafter)"
         )
-    if drafter.needs.capturable:
+    if needs.capturable:
         raise UnsupportedError("a drafter of trees cannot be captured: needs.trees excludes needs.capturable")
     if config.batch_invariant:
         raise ConfigError(
