@@ -113,12 +113,14 @@ class Scheduler:
         while index < len(self.running):
             live = self.running[index]
             index += 1
-            num_tokens = min(budget, live.prefill_end - live.num_computed)
-            if live.is_prefilling and num_tokens == 0:
-                continue
+            num_tokens = 0
+            if live.is_prefilling:
+                num_tokens = min(budget, live.prefill_end - live.num_computed)
+                if num_tokens == 0:
+                    continue
             if not self._make_room(live, self._reservation(live, live.row, num_tokens), preempted):
                 break
-            if live.is_prefilling:
+            if num_tokens:
                 chunks.append((live, num_tokens))
                 budget -= num_tokens
             else:
@@ -160,7 +162,7 @@ class Scheduler:
 
     def _make_room(self, live: LiveRequest, reservation: Reservation, preempted: list[int]) -> bool:
         """Reserve, preempting from the youngest on; False when ``live`` itself had to go."""
-        while not self._cache.can_reserve([reservation]):
+        while not self._cache.try_reserve(reservation):
             youngest = self.running[-1]
             preempted.append(youngest.row)
             self._give_back(youngest)
@@ -168,7 +170,6 @@ class Scheduler:
             self.waiting.appendleft(youngest)
             if youngest is live:
                 return False
-        self._cache.reserve(reservation)
         return True
 
     def _reservation(self, live: LiveRequest, row: int, num_chunk_tokens: int) -> Reservation:
@@ -190,11 +191,10 @@ class Scheduler:
             live, row = self.waiting[0], self._free_rows[-1]
             num_tokens = min(budget, live.prefill_end)
             reservation = self._reservation(live, row, num_tokens)
-            if not (self._fits_whole(live) and self._cache.can_reserve([reservation])):
+            if not (self._fits_whole(live) and self._cache.try_reserve(reservation)):
                 return
             self.waiting.popleft()
             self._free_rows.pop()
-            self._cache.reserve(reservation)
             live.row = row
             self.running.append(live)
             chunks.append((live, num_tokens))

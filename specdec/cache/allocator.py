@@ -5,7 +5,6 @@ the block tables, the passes of target and draft, then ``roll_back`` to what was
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec.cache.pages import PageAllocator
@@ -16,8 +15,7 @@ from specdec.errors import ConfigError
 __all__ = ["CacheManager", "PageAllocator", "Reservation", "TableChange"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """Pages wanted for the next pass of one row.
 
     row             row of the request
@@ -67,7 +65,8 @@ class CacheManager:
         }
         # Pairs of (allocator, whether draft layers write the group): what the loops of every round need.
         self._groups = tuple((a, g in self.draft_groups) for g, a in self.allocators.items())
-        self._touched: set[int] = set()
+        self._sliding = tuple(a for a in self.allocators.values() if a.spec.is_sliding)
+        self._max_rows = max_rows
 
     @property
     def num_free(self) -> dict[str, int]:
@@ -110,18 +109,27 @@ class CacheManager:
                     return False
         return True
 
+    def try_reserve(self, request: Reservation) -> bool:
+        """``reserve`` if every group has the pages; else nothing has happened, and it is False."""
+        row, first, end = request.row, request.first_position, request.first_position + request.num_tokens
+        assert 0 <= row < self._max_rows, f"row {row} of {self._max_rows}"
+        draft_end = end + request.extra
+        for allocator, drafted in self._groups:
+            if allocator.lacks(row, first_position=first, target=draft_end if drafted else end):
+                return False
+        for allocator, drafted in self._groups:
+            allocator.advance(row, first_position=first, target=draft_end if drafted else end)
+        return True
+
     def reserve(self, request: Reservation) -> None:
         """Release what left the window and cover the pass, in every group.
 
         Raises CapacityError, naming the first group that is short; then no page has moved.
         """
-        first = request.first_position
+        if self.try_reserve(request):
+            return
         for allocator, drafted in self._groups:
-            allocator.require(request.row, first_position=first, target=_target(request, drafted))
-        for allocator, drafted in self._groups:
-            allocator.release_skipped(request.row, first_position=first)
-            allocator.acquire(request.row, target=_target(request, drafted))
-        self._touched.add(request.row)
+            allocator.require(request.row, first_position=request.first_position, target=_target(request, drafted))
 
     def reserve_chunk(self, row: int, first_position: int, num_tokens: int, *, extra: int = 0) -> None:
         """``reserve`` of ``chunk``."""
@@ -147,36 +155,31 @@ class CacheManager:
         ``committed`` positions stay, and ``in_flight_tokens`` more for an overlapped round that is running.
         Pages that left the window of a query at ``committed`` go as well. Call it after drafting.
         """
+        target = committed + in_flight_tokens
         for allocator, _ in self._groups:
-            allocator.roll_back(row, target=committed + in_flight_tokens)
-            allocator.release_skipped(row, first_position=committed)
-        self._touched.add(row)
+            allocator.roll_back(row, target=target)
+        self.release_skipped(row, committed)
 
     def release_skipped(self, row: int, committed: int) -> None:
         """After a prompt chunk was launched: give back the pages that no query from ``committed`` on can see.
 
         The chunk still reads them, so whoever gets them next must write after it (later on the same stream).
         """
-        for allocator, _ in self._groups:
+        for allocator in self._sliding:
             allocator.release_skipped(row, first_position=committed)
-        self._touched.add(row)
 
     def release(self, row: int) -> None:
         """Give all pages of a finished or preempted row back."""
         for allocator, _ in self._groups:
             allocator.release(row)
-        self._touched.add(row)
 
     def take_changes(self) -> list[TableChange]:
         """Block table rows that changed since the last call, each once."""
-        changes = []
-        for row in self._touched:
-            for allocator, _ in self._groups:
-                pages = allocator.take_change(row)
-                if pages is not None:
-                    changes.append(TableChange(row, allocator.spec.group_id, pages.page_ids, pages.base))
-        self._touched.clear()
-        return changes
+        return [
+            TableChange(row, group_id, pages.page_ids, pages.base)
+            for group_id, allocator in self.allocators.items()
+            for row, pages in allocator.take_changes()
+        ]
 
     def check_integrity(self) -> None:
         """``PageAllocator.check_integrity`` of every group; linear in the number of pages."""

@@ -8,9 +8,15 @@ Of one row and group:
     published   raw positions below it are shared for reuse; a roll back never goes under it
     borrowed    leading entries of ``page_ids`` that belong to another row; they are forgotten, never freed
 
+From them follow two limits, kept so that a round in which no page moves costs two comparisons:
+
+    covered     raw positions below it have a page (exclusive), those before the window aside
+    leaves_at   first position whose query lets a page leave the window
+
 Physical page 0 is the dummy page: never handed out.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +24,8 @@ from dataclasses import dataclass, field
 from specdec.cache.spec import CacheGroupSpec
 from specdec.checks import integer, positive_int
 from specdec.errors import CapacityError
+
+NEVER = sys.maxsize
 
 
 @dataclass(slots=True)
@@ -29,7 +37,8 @@ class RowPages:
     cursor: int = 0
     published: int = 0
     num_borrowed: int = 0
-    changed: bool = False
+    covered: int = 0
+    leaves_at: int = NEVER
 
 
 class PageAllocator:
@@ -46,6 +55,10 @@ class PageAllocator:
         # Taken from the end, so the lowest ids go first.
         self._free = list(range(num_pages - 1, 0, -1))
         self._rows = [RowPages() for _ in range(max_rows)]
+        self._changed: set[int] = set()
+        for row in range(max_rows):
+            self._note(row)
+        self._changed.clear()
 
     @property
     def num_free(self) -> int:
@@ -78,6 +91,13 @@ class PageAllocator:
             return freed, 0
         return freed, max(0, -(-target // self._page_tokens) - base - num_pages)
 
+    def lacks(self, row: int, *, first_position: int, target: int) -> bool:
+        """Whether ``reserve`` would find too few pages; changes nothing."""
+        if target <= self._rows[row].covered:
+            return False
+        freed, wanted = self.shortfall(row, first_position=first_position, target=target)
+        return wanted > len(self._free) + freed
+
     def require(self, row: int, *, first_position: int, target: int) -> None:
         """Raise CapacityError, and count it, when ``reserve`` would find too few pages; moves nothing."""
         assert 0 <= row < len(self._rows), f"row {row} of {len(self._rows)}"
@@ -95,40 +115,39 @@ class PageAllocator:
         Raises CapacityError, with no page moved, when too few pages are free.
         """
         self.require(row, first_position=first_position, target=target)
-        self.release_skipped(row, first_position=first_position)
-        self.acquire(row, target=target)
+        self.advance(row, first_position=first_position, target=target)
 
-    def acquire(self, row: int, *, target: int) -> None:
-        """Cover raw positions below ``target``; no-op when they are. The caller has checked the free list."""
+    def advance(self, row: int, *, first_position: int, target: int) -> None:
+        """``reserve`` for a caller who has checked that the pages are there."""
         state = self._rows[row]
+        if first_position >= state.leaves_at:
+            self.release_skipped(row, first_position=first_position)
         if target <= state.cursor:
             return
         state.cursor = target
-        wanted = -(-target // self._page_tokens) - state.base - len(state.page_ids)
-        if wanted <= 0:
+        if target <= state.covered:
             return
-        assert wanted <= len(self._free), f"{self.spec.group_id}: acquire without a check of the free list"
+        wanted = -(-target // self._page_tokens) - state.base - len(state.page_ids)
+        assert wanted <= len(self._free), f"{self.spec.group_id}: advance without a check of the free list"
         state.page_ids.extend(self._free[: -wanted - 1 : -1])
         del self._free[-wanted:]
-        state.changed = True
+        self._note(row)
 
     def release_skipped(self, row: int, *, first_position: int) -> None:
         """Drop front pages of a sliding group that no query at or after ``first_position`` can see.
 
         An empty row only moves its base, so a request that starts deep inside a sequence begins compact.
         """
-        if not self._window:
-            return
         state = self._rows[row]
-        skip = (first_position - self._window + 1) // self._page_tokens - state.base
-        if skip <= 0:
+        if first_position < state.leaves_at:
             return
+        skip = (first_position - self._window + 1) // self._page_tokens - state.base
         borrowed = min(skip, state.num_borrowed)
         self._free.extend(state.page_ids[borrowed:skip])
         del state.page_ids[:skip]
         state.num_borrowed -= borrowed
         state.base += skip
-        state.changed = True
+        self._note(row)
 
     def roll_back(self, row: int, *, target: int) -> None:
         """Give back owned tail pages that only cover positions at or beyond ``target``; never extends."""
@@ -137,12 +156,15 @@ class PageAllocator:
         if target >= state.cursor:
             return
         state.cursor = target
+        # The last page is still needed.
+        if target > state.covered - self._page_tokens:
+            return
         keep = max(state.num_borrowed, -(-target // self._page_tokens) - state.base)
         if keep >= len(state.page_ids):
             return
         self._free.extend(reversed(state.page_ids[keep:]))
         del state.page_ids[keep:]
-        state.changed = True
+        self._note(row)
 
     def borrow(self, row: int, page_ids: Sequence[int], *, base: int, num_tokens: int) -> None:
         """Start a fresh row on pages that another row owns: logical pages ``base ..`` up to ``num_tokens``.
@@ -158,7 +180,7 @@ class PageAllocator:
         state.base = base
         state.num_borrowed = len(page_ids)
         state.cursor = state.published = num_tokens
-        state.changed = True
+        self._note(row)
 
     def publish(self, row: int, *, num_tokens: int) -> None:
         """Mark positions below ``num_tokens`` as shared for reuse."""
@@ -170,15 +192,21 @@ class PageAllocator:
         """Give everything back and make the row fresh."""
         state = self._rows[row]
         self._free.extend(reversed(state.page_ids[state.num_borrowed :]))
-        self._rows[row] = RowPages(changed=True)
+        self._rows[row] = RowPages()
+        self._note(row)
 
-    def take_change(self, row: int) -> RowPages | None:
-        """The pages of ``row`` if they changed since the last call, else None."""
+    def take_changes(self) -> list[tuple[int, RowPages]]:
+        """The rows whose pages changed since the last call, each once, with their pages."""
+        changed, self._changed = self._changed, set()
+        return [(row, self._rows[row]) for row in changed]
+
+    def _note(self, row: int) -> None:
+        """The pages of ``row`` have changed: what follows from them."""
         state = self._rows[row]
-        if not state.changed:
-            return None
-        state.changed = False
-        return state
+        state.covered = (state.base + len(state.page_ids)) * self._page_tokens
+        if self._window:
+            state.leaves_at = (state.base + 1) * self._page_tokens + self._window - 1
+        self._changed.add(row)
 
     def check_integrity(self) -> None:
         """Every page but the dummy is free or owned by one row, and every row covers its cursor.
@@ -196,5 +224,6 @@ class PageAllocator:
             lent = state.page_ids[: state.num_borrowed]
             assert owners.issuperset(lent), f"{name}: row {row} borrows a page that nobody owns"
             covered = (state.base + len(state.page_ids)) * self._page_tokens
+            assert state.covered == covered, f"{name}: row {row} misjudges its pages"
             assert state.cursor <= covered, f"{name}: row {row} has no page up to its cursor"
             assert state.base == 0 or self._window, f"{name}: full history with a base"

@@ -97,6 +97,17 @@ def test_failed_reservation_moves_no_page_in_any_group():
     cache.check_integrity()
 
 
+def test_try_reserve_takes_all_pages_or_none_and_counts_no_failure():
+    cache = manager(swa_pages=4)
+    cache.reserve_chunk(0, 0, 100)
+    before = snapshot(cache)
+    assert not cache.try_reserve(cache.chunk(1, 0, 63, extra=66))
+    assert (snapshot(cache), cache.num_failed) == (before, 0)
+    assert cache.try_reserve(cache.chunk(1, 0, 63))
+    assert cursors(cache, row=1) == [63] * 6
+    cache.check_integrity()
+
+
 def test_can_reserve_counts_all_requests_together():
     cache = manager(swa_pages=4)
     one, two = (
@@ -124,6 +135,8 @@ def test_can_reserve_lets_later_requests_use_what_earlier_ones_release():
 def test_row_that_does_not_exist_is_a_mistake_of_the_caller(row):
     with pytest.raises(AssertionError, match=f"row {row} of 3"):
         manager().reserve_chunk(row, 0, 4)
+    with pytest.raises(AssertionError, match=f"row {row} of 3"):
+        manager().try_reserve(Reservation(row=row, first_position=0, num_tokens=4))
 
 
 def test_release_returns_everything():
@@ -194,13 +207,18 @@ class Serving(RuleBasedStateMachine):
         before, kept = snapshot(self.cache), self.pages_of(row)
         fits = self.cache.can_reserve([request])
         assert snapshot(self.cache) == before
-        try:
-            self.cache.reserve(request)
-        except CapacityError:
-            assert not fits
+        num_failed = self.cache.num_failed
+        assert self.cache.try_reserve(request) == fits
+        assert self.cache.num_failed == num_failed
+        if not fits:
+            with pytest.raises(CapacityError):
+                self.cache.reserve(request)
             assert snapshot(self.cache) == before
+            assert self.cache.num_failed == num_failed + 1
             return
-        assert fits
+        after = snapshot(self.cache)
+        self.cache.reserve(request)
+        assert snapshot(self.cache) == after
         self.open[row] = request.num_tokens
         assert self.pages_of(row) == kept
         for allocator in self.cache.allocators.values():

@@ -184,15 +184,16 @@ def test_prefix_that_ends_inside_a_page_cannot_be_borrowed():
         pages.borrow(1, list(pages.row(0).page_ids), base=0, num_tokens=7)
 
 
-def test_take_change_reports_each_change_once():
+def test_take_changes_reports_each_change_once():
     pages = sliding_allocator()
-    assert pages.take_change(0) is None
+    assert pages.take_changes() == []
     pages.reserve(0, first_position=0, target=3)
-    assert pages.take_change(0) is pages.row(0)
+    pages.reserve(1, first_position=0, target=3)
+    assert sorted(row for row, _ in pages.take_changes()) == [0, 1]
     pages.reserve(0, first_position=3, target=4)
-    assert pages.take_change(0) is None
+    assert pages.take_changes() == []
     pages.release(0)
-    assert pages.take_change(0).page_ids == []
+    assert [(row, state.page_ids) for row, state in pages.take_changes()] == [(0, [])]
 
 
 @pytest.mark.parametrize("num_pages", [0, 1])
