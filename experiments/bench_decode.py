@@ -21,8 +21,10 @@ from experiments.gpu.timing import copy_bandwidth, graph_ms
 from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
 from experiments.result_file import save_gpu_result
 
-POINTS = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (8, 65536), (64, 65536))
-QUICK = ((1, 1024), (64, 1024))
+Point = tuple[int, int]
+ALL: tuple[Point, ...] = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (8, 65536), (64, 65536))
+SOME: tuple[Point, ...] = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (64, 65536))
+QUICK: tuple[Point, ...] = ((1, 1024), (64, 1024))
 PEER_POINTS = ((1, 1024), (8, 1024))
 FORMATS = {
     "bf16": WeightFormats(),
@@ -30,27 +32,28 @@ FORMATS = {
 }
 
 
-def storages() -> list[tuple[str, str, str, Kernels]]:
-    """(weights, cache, indexer, kernels) that are timed here."""
-    found = [("bf16", "bf16", "plain", Kernels.TRITON), ("bf16", "fp8", "fp8", Kernels.TRITON)]
+def storages() -> list[tuple[str, str, str, Kernels, tuple[Point, ...]]]:
+    """(weights, cache, indexer, kernels, batches and contexts) that are timed here."""
+    found = [("bf16", "bf16", "plain", Kernels.TRITON, ALL)]
+    quantised = "fp8 + fp4 experts"
+    found += [(weights, "fp8", "fp8", Kernels.TRITON, SOME) for weights in ("bf16", quantised)]
     if is_available(torch.device("cuda")):
-        found.append(("bf16", "fp8", "fp8", Kernels.FLASH_MLA))
-    last = found[-1][-1]
-    return [*found, ("fp8 + fp4 experts", "fp8", "fp8", last)]
+        found += [(weights, "fp8", "fp8", Kernels.FLASH_MLA, SOME) for weights in ("bf16", quantised)]
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     device, dtype = torch.device("cuda"), torch.bfloat16
-    points = QUICK if "--quick" in arguments else POINTS
+    is_quick = "--quick" in arguments
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e12:.2f} TB/s")
     model, _ = build(FLASH_WIDTH, device, dtype)
     peers = {point: peer_ms(FLASH_WIDTH, model, batch=point[0], context=point[1]) for point in PEER_POINTS}
     torch.cuda.empty_cache()
     figures = []
-    for weights, cache_dtype, indexer_dtype, kernels in storages():
-        for batch, context in points:
+    for weights, cache_dtype, indexer_dtype, kernels, points in storages():
+        for batch, context in QUICK if is_quick else points:
             shape = WorldShape(
                 batch=batch,
                 context=context,

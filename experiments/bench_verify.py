@@ -1,7 +1,8 @@
 """What verification costs by its width on a GPU: ``python -m experiments.bench_verify [--save]``.
 
 A pass of N tokens per request over a pass of one, for the V4-Flash-width model of ``bench_decode`` at batches from 1
-to 64: with the acceptance of a drafter this curve decides the best draft length. Every pass is one CUDA graph.
+to 64, with bf16 rows and Triton, and with fp8 rows and FlashMLA where it is installed: with the acceptance of a drafter
+this curve decides the best draft length. Every pass is one CUDA graph.
 ``--save`` writes ``experiments/results/h200_verify.json``.
 """
 
@@ -12,6 +13,7 @@ from functools import partial
 import torch
 
 from backends.deepseek_v4.kernels import Kernels
+from backends.deepseek_v4.model import DeepseekV4Model
 from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH, build
 from experiments.gpu.timing import copy_bandwidth, graph_ms
@@ -25,34 +27,44 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     bandwidth = copy_bandwidth()
     model, _ = build(FLASH_WIDTH, torch.device("cuda"), torch.bfloat16)
-    kernels = Kernels.FLASH_MLA if is_available(torch.device("cuda")) else Kernels.TRITON
-    figures = []
-    for batch in BATCHES:
-        shape = WorldShape(
-            batch=batch,
-            context=CONTEXT,
-            cache_dtype="fp8",
-            indexer_dtype="fp8",
-            num_draft_tokens=max(WIDTHS) - 1,
-            kernels=kernels,
-        )
-        world = make_world(model, None, shape)
-        times, floors = {}, {}
-        for width in WIDTHS:
-            packed = world.packed(width)
-            times[width] = graph_ms([partial(world.target.forward_packed, packed)])
-            floors[width] = 1e3 * total(floor_bytes(world, width)) / bandwidth
-        curve = "  ".join(f"N={n}: {times[n]:.3f} ms, {times[n] / times[1]:.2f} x" for n in WIDTHS)
-        print(f"batch {batch:3}  {curve}", flush=True)
-        figures.append({"batch": batch, "context": CONTEXT, "step_ms": times, "floor_ms": floors})
-        del world
-        torch.cuda.empty_cache()
+    storages = [("bf16", "plain", Kernels.TRITON)]
+    if is_available(torch.device("cuda")):
+        storages.append(("fp8", "fp8", Kernels.FLASH_MLA))
+    figures = [measure(model, bandwidth, batch, *storage) for storage in storages for batch in BATCHES]
     if "--save" in arguments:
-        save_gpu_result(
-            "h200_verify.json",
-            "python -m experiments.bench_verify --save",
-            {"kernels": kernels.value, "curves": figures},
-        )
+        save_gpu_result("h200_verify.json", "python -m experiments.bench_verify --save", {"curves": figures})
+
+
+def measure(
+    model: DeepseekV4Model, bandwidth: float, batch: int, cache_dtype: str, indexer_dtype: str, kernels: Kernels
+) -> dict[str, object]:
+    """The curve of one batch: printed, and returned for the result file."""
+    shape = WorldShape(
+        batch=batch,
+        context=CONTEXT,
+        cache_dtype=cache_dtype,
+        indexer_dtype=indexer_dtype,
+        num_draft_tokens=max(WIDTHS) - 1,
+        kernels=kernels,
+    )
+    world = make_world(model, None, shape)
+    times, floors = {}, {}
+    for width in WIDTHS:
+        packed = world.packed(width)
+        times[width] = graph_ms([partial(world.target.forward_packed, packed)])
+        floors[width] = 1e3 * total(floor_bytes(world, width)) / bandwidth
+    curve = "  ".join(f"N={n}: {times[n]:.3f} ms, {times[n] / times[1]:.2f} x" for n in WIDTHS)
+    print(f"{cache_dtype} rows, {kernels.value}, batch {batch:3}  {curve}", flush=True)
+    del world
+    torch.cuda.empty_cache()
+    return {
+        "cache_dtype": cache_dtype,
+        "kernels": kernels.value,
+        "batch": batch,
+        "context": CONTEXT,
+        "step_ms": times,
+        "floor_ms": floors,
+    }
 
 
 if __name__ == "__main__":
