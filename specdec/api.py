@@ -323,7 +323,13 @@ class DraftSetup:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """An algorithm that proposes tokens."""
+    """An algorithm that proposes tokens.
+
+    What it returns is checked in every round: types and shapes, tokens and their numbers. That laws (``probs_BKV``) can
+    be true (not negative, summing to 1, more than 0 for the token) is checked in eager rounds only, since a recorded
+    round, of a drafter with ``needs.capturable``, would have to read them back. ``specdec.testing.check_drafter`` runs
+    eager rounds and so finds those that cannot be; whether tokens were drawn from them, ``experiments.certify`` judges.
+    """
 
     num_draft_tokens: int
     needs: DrafterNeeds
