@@ -98,8 +98,6 @@ class Eagle3Model(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
-        half = torch.arange(0, config.head_dim, 2) / config.head_dim
-        self.register_buffer("inv_freq", config.rope_theta**-half, persistent=False)
 
     @property
     def target_ids_X(self) -> torch.Tensor:
@@ -127,7 +125,9 @@ class Eagle3Model(nn.Module):
         self, states: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Own states [..., D] for the following ``tokens`` int64 [...] at ``positions`` (of the states)."""
-        angles = positions[..., None].float() * self.inv_freq
+        # Made here, in float32: a buffer would be cast with the parameters, and in bf16 turn by other angles.
+        half = torch.arange(0, self.config.head_dim, 2, device=positions.device) / self.config.head_dim
+        angles = positions[..., None].float() * self.config.rope_theta**-half
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
         cos, sin = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
         return self.midlayer(states, self.embed_tokens(tokens).to(states.dtype), cos, sin, attend)
