@@ -10,7 +10,8 @@ from specdec import checks
 from specdec.errors import ConfigError
 
 WHERE = "trainer"
-KINDS = ("eagle3", "medusa", "nextn")
+TEXTS = "texts"
+KINDS = ("eagle3", "medusa", "nextn", TEXTS)
 STREAMS = ("flattened", "mean")
 DTYPES = ("fp32", "bf16")
 
@@ -56,31 +57,43 @@ class HeadShape:
 class TextSettings:
     """The target's own text, which the head learns from.
 
+    files           texts that ``trainer=texts`` wrote for this target, read instead of written; then every prompt of
+                    ``prompts`` is held out
     prompts         ``builtin``, a JSONL workload, or a text file with one prompt a paragraph
     max_prompts     prompts that are used; 0 for all
     heldout         share of the prompts that are kept for evaluation; at least one is, and at least one is not
     samples         continuations of each training prompt
     max_new_tokens  of a continuation
     temperature     at which the target writes, the head is trained and both are compared; 0 is greedy
+    learn_prompts   learn from the prompts too, not only from what the target made of them
+    minutes         when no further prompt is begun; 0 for no limit
     batch           requests that the engine runs at the same time
     """
 
+    files: tuple[str, ...] = ()
     prompts: str = "builtin"
     max_prompts: int = 0
     heldout: float = 0.2
     samples: int = 1
     max_new_tokens: int = 128
     temperature: float = 0.8
+    learn_prompts: bool = False
+    minutes: float = 0.0
     batch: int = 8
 
     def __post_init__(self) -> None:
         where = f"{WHERE}.text"
+        if not isinstance(self.files, Sequence) or isinstance(self.files, str):
+            raise ConfigError(f"files must be a list, got {self.files!r} (conf: {where}.files)")
+        object.__setattr__(self, "files", tuple(self.files))
         values = dataclasses.asdict(self)
         for name in ("samples", "batch"):
             checks.positive_int(name, values[name], where=f"{where}.{name}")
         checks.integer("max_new_tokens", self.max_new_tokens, low=4, where=f"{where}.max_new_tokens")
         checks.integer("max_prompts", self.max_prompts, low=0, where=f"{where}.max_prompts")
-        checks.number("temperature", self.temperature, low=0.0, where=f"{where}.temperature")
+        for name in ("temperature", "minutes"):
+            checks.number(name, values[name], low=0.0, where=f"{where}.{name}")
+        checks.flag("learn_prompts", self.learn_prompts, where=f"{where}.learn_prompts")
         checks.number("heldout", self.heldout, low=0.0, high=0.9, where=f"{where}.heldout")
 
 
@@ -88,7 +101,7 @@ class TextSettings:
 class HeadTrainerConfig:
     """One training run.
 
-    kind             eagle3, medusa or nextn
+    kind             eagle3, medusa or nextn; texts writes what the others can read with ``text.files``
     depth            tokens drafted in a round: the head is unrolled to this depth (training-time test)
     minutes          length of the training loop
     max_steps        stop and schedule by steps instead; 0 for by time
@@ -128,6 +141,8 @@ class HeadTrainerConfig:
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS, where=f"{WHERE}.kind")
+        if self.kind == TEXTS and self.text.files:
+            raise ConfigError(f"trainer=texts writes texts and reads none (conf: {WHERE}.text.files)")
         checks.integer("depth", self.depth, low=1, high=31, where=f"{WHERE}.depth")
         checks.integer("sequence_tokens", self.sequence_tokens, low=8, where=f"{WHERE}.sequence_tokens")
         values = dataclasses.asdict(self)

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import math
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,21 @@ import torch
 
 from experiments.build import device_of, dtype_of, load_target, target_request
 from experiments.checkpoints import folder_of
+from experiments.fingerprint import checkpoint_hash
 from experiments.schemas import EngineSchema
+from experiments.targets import LoadedTarget
 from experiments.training.heads import report
-from experiments.training.heads.config import HeadTrainerConfig
+from experiments.training.heads.config import TEXTS, HeadTrainerConfig
 from experiments.training.heads.frozen import FrozenTarget, frozen
 from experiments.training.heads.measure import measure, predict
-from experiments.training.heads.objective import Batch, Teacher, loss_of, padded
+from experiments.training.heads.run import Clock, HeadRun, Say
 from experiments.training.heads.states import DumpedStates, LiveStates, check_disk, dump_bytes
-from experiments.training.heads.texts import Text, read_prompts, split_prompts, verifier_config, write_texts
+from experiments.training.heads.text_files import NAME, Origin, load_texts, save_texts
+from experiments.training.heads.texts import Prompts, Text, read_prompts, split_prompts, verifier_config, write_texts
 from experiments.training.heads.trainees import Trainee, check_trainee, make_trainee
-from experiments.training.loop import CHECKPOINT_FOLDER, CURVE_FILE, RESULT_FILE, announce, command_line
+from experiments.training.loop import CHECKPOINT_FOLDER, RESULT_FILE, announce, command_line
 from specdec.errors import ConfigError, WorkloadError
 
-FINAL_LR = 0.1
-Say = Callable[[str], None]
-Clock = Callable[[], float]
 Settings = Mapping[str, Any]
 
 
@@ -48,23 +46,26 @@ def train_head(
     device, dtype = device_of(whole), dtype_of(whole)
     rows = read_prompts(config.text)
     loaded = load_target(whole)
+    prompts = split_prompts(rows, loaded, config)
+    source = folder_of(target_settings["checkpoint"])
+    began = clock()
+    if config.kind == TEXTS:
+        training = write_texts(loaded, prompts.training, config, dtype=dtype, clock=clock)
+        return _keep_texts(config, training, source, folder, seconds=clock() - began, say=say)
     target = frozen(loaded)
     check_trainee(config, loaded, target)
-    prompts = split_prompts(rows, loaded, config)
-    began = clock()
-    training = write_texts(loaded, prompts.training, config, dtype=dtype)
+    training = _training_texts(config, loaded, prompts, source, dtype=dtype, clock=clock)
     heldout = write_texts(loaded, prompts.heldout, config, dtype=dtype)
     num_tokens = sum(len(text.tokens) for text in training)
+    how = "read" if config.text.files else "written"
     say(
-        f"the target wrote {len(training)} texts of {num_tokens:,} tokens, and {len(heldout)} held-out ones, in "
-        f"{clock() - began:.1f} s ({len(prompts.training)} and {len(prompts.heldout)} prompts)"
+        f"{len(training)} texts of {num_tokens:,} tokens {how}, and {len(heldout)} held-out ones written, in "
+        f"{clock() - began:.1f} s"
     )
     vocabulary, notes = draft_vocabulary(config, training, vocab_size=target.lent.head.shape[0])
-    trainee = make_trainee(
-        config, loaded, target, vocabulary=vocabulary, folder=folder_of(target_settings["checkpoint"])
-    )
-    source = state_source(config, trainee, target, training, folder, say)
-    run = HeadRun(config, trainee, target, training, source)
+    trainee = make_trainee(config, loaded, target, vocabulary=vocabulary, folder=source)
+    states = state_source(config, trainee, target, training, folder, say)
+    run = HeadRun(config, trainee, target, training, states)
     seconds = run.run(folder, clock=clock, say=say)
     checkpoint = folder / CHECKPOINT_FOLDER
     trainee.save(checkpoint, dtype)
@@ -78,7 +79,12 @@ def train_head(
         "target": str(target_settings["checkpoint"]),
         "parameters": sum(p.numel() for p in run.parameters),
         "stored_as": "the target's own formats" if config.kind == "nextn" else str(dtype).removeprefix("torch."),
-        "texts": {"training": len(training), "tokens": num_tokens, "heldout": len(heldout)},
+        "texts": {
+            "training": len(training),
+            "tokens": num_tokens,
+            "own_tokens": sum(len(text.tokens) - text.num_prompt for text in training),
+            "heldout": len(heldout),
+        },
         "steps": run.steps,
         "seconds": seconds,
         "depths": report.depth_rows(predicted, measured),
@@ -96,6 +102,54 @@ def train_head(
     for line in (*report.table(result), *result["notes"], f"head and card: {checkpoint}"):
         say(line)
     return result
+
+
+def _training_texts(
+    config: HeadTrainerConfig,
+    loaded: LoadedTarget,
+    prompts: Prompts,
+    source: Path | None,
+    *,
+    dtype: torch.dtype,
+    clock: Clock,
+) -> tuple[Text, ...]:
+    """Texts to learn from, read or written now; those that continue a held-out prompt are left out."""
+    if not config.text.files:
+        return write_texts(loaded, prompts.training, config, dtype=dtype, clock=clock)
+    heldout = {request.prompt for request in prompts.heldout}
+    texts = [
+        text
+        for name in config.text.files
+        for text in load_texts(Path(name), target=_target_hash(source))
+        if text.tokens[: text.num_prompt] not in heldout
+    ]
+    if not texts:
+        raise WorkloadError("every text continues a held-out prompt (conf: trainer.text.files, trainer.text.prompts)")
+    return tuple(texts)
+
+
+def _keep_texts(
+    config: HeadTrainerConfig, texts: Sequence[Text], source: Path | None, folder: Path, *, seconds: float, say: Say
+) -> dict[str, Any]:
+    """Store what the target wrote, for heads to learn from."""
+    path = folder / NAME
+    save_texts(path, texts, Origin(target=_target_hash(source), temperature=config.text.temperature))
+    num_tokens = sum(len(text.tokens) - text.num_prompt for text in texts)
+    result = {
+        "command": command_line(),
+        "config": dataclasses.asdict(config),
+        "texts": len(texts),
+        "own_tokens": num_tokens,
+        "seconds": seconds,
+    }
+    (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    say(f"the target wrote {num_tokens:,} tokens of {len(texts)} texts in {seconds:.1f} s: {path}")
+    return result
+
+
+def _target_hash(source: Path | None) -> str:
+    """What tells one target's texts from another's."""
+    return "" if source is None else checkpoint_hash(source)
 
 
 def whole_settings(config: HeadTrainerConfig, target_settings: Settings) -> dict[str, Any]:
@@ -152,109 +206,6 @@ def state_source(
         return live
     check_disk(size, folder)
     return DumpedStates(live, texts, folder, target.lent.embedding.device)
-
-
-class HeadRun:
-    """The training loop's state: parameters, optimizer and step number."""
-
-    def __init__(
-        self,
-        config: HeadTrainerConfig,
-        trainee: Trainee,
-        target: FrozenTarget,
-        texts: Sequence[Text],
-        source: LiveStates | DumpedStates,
-    ) -> None:
-        self.config, self.trainee, self.target, self.texts, self.source = config, trainee, target, texts, source
-        self.parameters = [p for p in trainee.module.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
-        )
-        self.steps = 0
-        numbers, batch = self._batch()
-        is_real = torch.arange(batch.tokens_BL.shape[1], device=batch.lens_B.device) < batch.lens_B[:, None]
-        states = source.of(numbers, batch.tokens_BL)[is_real]
-        trainee.begin(self._of_head(states), states[..., -target.width :])
-
-    def run(self, folder: Path, *, clock: Clock, say: Say) -> float:
-        """Step until steps or time are used up; returns the seconds. Raises WorkloadError when a loss is no number."""
-        config, began = self.config, clock()
-        seconds = 0.0
-        while True:
-            fraction = self.steps / config.max_steps if config.max_steps else _share(seconds, 60 * config.minutes)
-            if fraction >= 1:
-                return seconds
-            lr = config.lr * rate_at(fraction, config.warmup)
-            losses = self.step(lr)
-            seconds = clock() - began
-            if not all(map(math.isfinite, losses)):
-                raise WorkloadError(f"the loss is not finite at step {self.steps}; lower it (conf: trainer.lr)")
-            if self.steps % config.log_steps == 0 or self.steps == 1:
-                say(report.loss_line(self.steps, seconds, losses, lr))
-                row = {"step": self.steps, "seconds": round(seconds, 2), "loss": losses, "lr": lr}
-                with (folder / CURVE_FILE).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-
-    def step(self, lr: float) -> list[float]:
-        """One update; the losses by depth before it."""
-        config = self.config
-        numbers, batch = self._batch()
-        states = self.source.of(numbers, batch.tokens_BL)
-        with torch.no_grad():
-            logits = self.target.logits(states[..., -self.target.width :])
-            teacher = Teacher.of(
-                logits,
-                batch.tokens_BL,
-                temperature=config.text.temperature,
-                target_ids_X=self.trainee.target_ids_X,
-            )
-        drafts = self.trainee.drafts(self._of_head(states), batch.tokens_BL, config.depth)
-        total, losses = loss_of(
-            drafts,
-            teacher,
-            batch,
-            temperature=config.text.temperature,
-            distil=config.distil,
-            decay=config.depth_decay,
-        )
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        if config.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters, config.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.steps += 1
-        return losses
-
-    def _batch(self) -> tuple[list[int], Batch]:
-        """The texts of the next step: each pass over them in an order of its own."""
-        size, count = min(self.config.batch_sequences, len(self.texts)), len(self.texts)
-        per_pass = max(count // size, 1)
-        number, index = divmod(self.steps, per_pass)
-        order = random.Random(self.config.seed * 1_000_003 + number).sample(range(count), count)
-        numbers = order[index * size : (index + 1) * size]
-        chosen = [self.texts[i] for i in numbers]
-        return numbers, padded(
-            [text.tokens for text in chosen],
-            [text.num_prompt for text in chosen],
-            self.target.lent.embedding.device,
-            limit=self.config.sequence_tokens,
-        )
-
-    def _of_head(self, states: torch.Tensor) -> torch.Tensor:
-        return states[..., : len(self.trainee.layers) * self.target.width]
-
-
-def rate_at(fraction: float, warmup: float) -> float:
-    """Factor on the learning rate at a share of the run: rising, then falling linearly to a tenth."""
-    if fraction < warmup:
-        return max(fraction / warmup, 0.05)
-    return 1 - (1 - FINAL_LR) * (fraction - warmup) / max(1 - warmup, 1e-9)
-
-
-def _share(seconds: float, whole: float) -> float:
-    return seconds / whole if whole else 1.0
 
 
 def _with_checkpoint(whole: Settings, checkpoint: Path) -> dict[str, Any]:

@@ -101,25 +101,55 @@ def compare(logits_BMX: torch.Tensor, teacher: Teacher, *, temperature: float) -
     )
 
 
-def counted_slots(batch: Batch, depth: int) -> torch.Tensor:
-    """Bool [B, S]: drafts of this depth that the engine could make: begun behind the prompt, within the text."""
+def counted_slots(batch: Batch, depth: int, *, on_prompts: bool = False) -> torch.Tensor:
+    """Bool [B, S]: drafts of this depth that the engine could make: begun behind the prompt, within the text.
+
+    on_prompts  those within the prompt count, too
+    """
     slots = torch.arange(batch.tokens_BL.shape[1] - 2, device=batch.tokens_BL.device)
-    begun = slots - (depth - 1) >= batch.num_prompt_B[:, None] - 1
-    return begun & (slots + 2 < batch.lens_B[:, None])
+    first = 0 if on_prompts else batch.num_prompt_B[:, None] - 1
+    return (slots - (depth - 1) >= first) & (slots + 2 < batch.lens_B[:, None])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighing:
+    """How a loss adds up.
+
+    temperature  at which laws are compared
+    distil       share of imitation; the rest is the text
+    decay        weight of each depth relative to the one before
+    on_prompts   drafts within the prompts count, too
+    """
+
+    temperature: float
+    distil: float
+    decay: float
+    on_prompts: bool = False
 
 
 def loss_of(
-    drafts: Sequence[torch.Tensor], teacher: Teacher, batch: Batch, *, temperature: float, distil: float, decay: float
-) -> tuple[torch.Tensor, list[float]]:
-    """Weighted mean over depths of imitation and text, and each depth's value without gradient."""
+    drafts: Sequence[torch.Tensor], teacher: Teacher, batch: Batch, weighing: Weighing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted mean over depths of imitation and text, and each depth's value [K] without gradient."""
     parts = []
     for depth, logits in enumerate(drafts, start=1):
-        compared, counted = compare(logits, teacher, temperature=temperature), counted_slots(batch, depth)
-        value = distil * compared.imitation + (1 - distil) * compared.text
+        counted = counted_slots(batch, depth, on_prompts=weighing.on_prompts)
+        value = _slot_loss(logits, teacher, weighing)
         parts.append((value * counted).sum() / counted.sum().clamp_min(1))
-    weights = [decay**number for number in range(len(parts))]
+    weights = [weighing.decay**number for number in range(len(parts))]
     total = sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(weights)
-    return total, [float(part.detach()) for part in parts]
+    return total, torch.stack(parts).detach()
+
+
+def _slot_loss(logits_BMX: torch.Tensor, teacher: Teacher, weighing: Weighing) -> torch.Tensor:
+    """Nats [B, S] of one depth: what ``compare`` calls imitation and text, and nothing else: memory matters here."""
+    logprobs = (logits_BMX[:, :-1] / scale_of(weighing.temperature)).log_softmax(-1)
+    loss = -weighing.distil * (teacher.law_BSX * logprobs).sum(-1)
+    if weighing.distil == 1:
+        return loss
+    index = teacher.text_BS.clamp(min=0)[..., None]
+    text = -logprobs.gather(-1, index)[..., 0] * (teacher.text_BS != OUTSIDE)
+    return loss + (1 - weighing.distil) * text
 
 
 def padded(texts: Sequence[Sequence[int]], prompts: Sequence[int], device: torch.device, *, limit: int) -> Batch:

@@ -1,7 +1,8 @@
 """Texts: what a target writes by itself when it is prompted, in training and held-out parts."""
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,15 +12,17 @@ from drafters.none import NoneConfig
 from experiments.build import EngineMaker
 from experiments.decode import Conversation
 from experiments.targets import LoadedTarget
-from experiments.training.heads.config import HeadTrainerConfig, TextSettings
+from experiments.training.heads.config import TEXTS, HeadTrainerConfig, TextSettings
 from experiments.workloads import BUILTIN_PATH, Row, read_rows, take_round_robin
-from specdec.engine import EngineConfig
+from specdec.engine import Engine, EngineConfig
 from specdec.errors import CapacityError, WorkloadError
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams
 from specdec.verifiers import GreedyVerifierConfig, RejectionVerifierConfig
 
 BUILTIN = "builtin"
+PREFILL_PER_REQUEST = 8
+"""Prompt tokens of a pass for each request of a batch: few passes then bring a whole batch to its decode rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +65,15 @@ def read_prompts(settings: TextSettings) -> tuple[Row, ...]:
 
 
 def split_prompts(rows: Sequence[Row], loaded: LoadedTarget, config: HeadTrainerConfig) -> Prompts:
-    """Requests for the target; the held-out ones are chosen by the seed, and each is asked for once."""
+    """Requests for the target; the held-out ones are chosen by the seed, and each is asked for once.
+
+    Who reads texts holds out all prompts, and who only writes them holds out none.
+    """
     text = config.text
     order = random.Random(config.seed).sample(range(len(rows)), len(rows))
     num_heldout = min(max(round(text.heldout * len(rows)), 1), len(rows) - 1)
+    if text.files or config.kind == TEXTS:
+        num_heldout = len(rows) if text.files else 0
     heldout = [rows[i] for i in sorted(order[:num_heldout])]
     training = [rows[i] for i in sorted(order[num_heldout:])]
     sampling = SamplingParams(temperature=text.temperature, max_new_tokens=text.max_new_tokens)
@@ -93,14 +101,49 @@ def verifier_config(config: HeadTrainerConfig) -> GreedyVerifierConfig | Rejecti
 
 
 def write_texts(
-    loaded: LoadedTarget, requests: Sequence[Request], config: HeadTrainerConfig, *, dtype: torch.dtype
+    loaded: LoadedTarget,
+    requests: Sequence[Request],
+    config: HeadTrainerConfig,
+    *,
+    dtype: torch.dtype,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Text, ...]:
     """Let the target continue every prompt; prompts that do not fit its context are left out.
 
-    Raises WorkloadError when no text is long enough to learn from.
+    A batch of requests begins when the one before has ended, so that nearly all rounds are of decode rows only. With
+    ``text.minutes`` none begins later than that. Raises WorkloadError when no text is long enough to learn from.
     """
-    maker = EngineMaker(loaded, NoneConfig(), verifier_config(config).build(), engine_config(config), draft_dtype=dtype)
-    engine = maker()
+    began, limit = clock(), config.text.minutes * 60
+    maker = _maker(loaded, requests, config, dtype)
+    # One engine for all of them: it keeps the graphs that it has recorded.
+    engine, texts = maker(), []
+    for first in range(0, len(requests), config.text.batch):
+        if first and limit and clock() - began > limit:
+            break
+        texts += _write(engine, requests[first : first + config.text.batch], config)
+    if not texts:
+        raise WorkloadError(
+            "the target ended every text at once: there is nothing to learn from (trainer.text.prompts)"
+        )
+    # Requests finish in an order that depends on their lengths; training should not.
+    return tuple(sorted(texts, key=lambda text: text.tokens))
+
+
+def _maker(
+    loaded: LoadedTarget, requests: Sequence[Request], config: HeadTrainerConfig, dtype: torch.dtype
+) -> EngineMaker:
+    """Of engines whose caches are no longer than these requests need."""
+    longest = max(len(request.prompt) for request in requests) + config.text.max_new_tokens
+    engine = replace(
+        engine_config(config),
+        max_context=min(max(longest, 2), loaded.max_context),
+        prefill_chunk=max(PREFILL_PER_REQUEST * config.text.batch, EngineConfig().prefill_chunk),
+    )
+    return EngineMaker(loaded, NoneConfig(), verifier_config(config).build(), engine, draft_dtype=dtype)
+
+
+def _write(engine: Engine, requests: Sequence[Request], config: HeadTrainerConfig) -> list[Text]:
+    """Texts of one batch of requests, in order of finishing; those too short to learn from are left out."""
     for request in requests:
         try:
             engine.add(request)
@@ -110,14 +153,8 @@ def write_texts(
         Text(
             tokens=(*output.prompt_ids, *output.output_ids),
             num_prompt=len(output.prompt_ids),
-            max_tokens=min(len(output.prompt_ids) + config.text.max_new_tokens, maker.max_context),
+            max_tokens=min(len(output.prompt_ids) + config.text.max_new_tokens, engine.max_context),
         )
         for output in engine.run()
     ]
-    usable = [text for text in texts if len(text.tokens) >= text.num_prompt + 2]
-    if not usable:
-        raise WorkloadError(
-            "the target ended every text at once: there is nothing to learn from (trainer.text.prompts)"
-        )
-    # Requests finish in an order that depends on their lengths; training should not.
-    return tuple(sorted(usable, key=lambda text: text.tokens))
+    return [text for text in texts if len(text.tokens) >= text.num_prompt + 2]

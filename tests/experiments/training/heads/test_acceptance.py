@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments.training.heads.acceptance import expected_steps
-from experiments.training.heads.objective import OUTSIDE, Teacher, compare, counted_slots, loss_of, padded
+from experiments.training.heads.objective import OUTSIDE, Teacher, Weighing, compare, counted_slots, loss_of, padded
 
 CPU = torch.device("cpu")
 
@@ -88,5 +88,6 @@ def test_only_drafts_that_the_engine_could_make_count() -> None:
     assert counted_slots(batch, 2).tolist() == [[False, False, False, True], [False] * 4]
     logits = torch.zeros(2, 6, 8)
     teacher = Teacher.of(logits, batch.tokens_BL, temperature=0.0, target_ids_X=None)
-    total, parts = loss_of([logits[:, 1:]] * 2, teacher, batch, temperature=0.0, distil=0.5, decay=0.5)
+    weighing = Weighing(temperature=0.0, distil=0.5, decay=0.5)
+    total, parts = loss_of([logits[:, 1:]] * 2, teacher, batch, weighing)
     assert parts == pytest.approx([math.log(8)] * 2) and float(total) == pytest.approx(math.log(8))
