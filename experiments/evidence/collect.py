@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import torch
 
@@ -27,10 +28,11 @@ from experiments.evidence.plan import (
 )
 from experiments.fingerprint import checkpoint_hash, code_hash, inputs_of
 from experiments.workloads import hash_of
-from specdec.errors import CapacityError, WorkloadError
+from specdec.errors import CapacityError, ConfigError, WorkloadError
 
 RESULT = Path(__file__).parents[1] / "results" / "drafters.json"
 KEPT = ("git_commit", "code_hash", "processor", "platform", "python", "packages", "threads", "dtype", "prompt_set_hash")
+COMPARABLE = ("prompt_set_hash", "new_tokens", "dtype", "threads")
 S_PER_MINUTE = 60
 
 
@@ -42,11 +44,15 @@ def collect(asked: Wanted, command: str) -> None:
     finished = _measure(asked, chosen, blocks)
     names = {_name(prompt) for prompt in chosen}
     measurements = [each.only(names) for block in blocks for each in block]
-    notes = [*notes_on(asked.heads), *([] if finished else ["stopped early: the same command goes on"])]
+    old = _figures_there() if asked.only else {}
+    stopped = [] if finished else ["stopped early: the same command goes on"]
+    notes = [*notes_on(asked.heads, old.get("cells", ())), *stopped]
     told = [table(measurements), "", peer_table(measurements), *(f"note: {note}" for note in notes)]
     print("\n".join(told), flush=True)
     if asked.save:
-        _save(command, chosen, measurements, notes)
+        content = _content(command, chosen, measurements, notes)
+        content = added_to(old, content) if old else content
+        RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _blocks(asked: Wanted) -> list[list[Measurement]]:
@@ -57,7 +63,8 @@ def _blocks(asked: Wanted) -> list[list[Measurement]]:
             folder = folder_of(target)
             assert folder is not None, "every target of the table has a checkpoint"
             hashes = {"checkpoint": checkpoint_hash(folder), "code": code_hash(), "new_tokens": NEW_TOKENS[target]}
-            ways = ways_of(target, temperature, asked.heads)
+            every = ways_of(target, temperature, asked.heads.get(target, {}))
+            ways = [way for way in every if not asked.only or way.name in (PLAIN, *asked.only)]
             cells = [Cell.open(asked.out / f"{way.key}.json", {**hashes, **way.settings}) for way in ways]
             assert ways[0].name == PLAIN, "speed-ups are over the first"
             blocks.append(
@@ -102,17 +109,36 @@ def _name(prompt: Prompt) -> str:
     return f"{prompt.row.id} {hash_of([prompt.row])}"
 
 
-def _save(command: str, chosen: Sequence[Prompt], measurements: Sequence[Measurement], notes: Sequence[str]) -> None:
+def _content(
+    command: str, chosen: Sequence[Prompt], measurements: Sequence[Measurement], notes: Sequence[str]
+) -> dict[str, Any]:
     inputs = inputs_of(None, hash_of(prompt.row for prompt in chosen))
     environment = environment_of(device=torch.device("cpu"), dtype=torch.float32, threads=1, seed=0, inputs=inputs)
-    content = {
+    return {
         "command": command,
         **{key: environment[key] for key in KEPT},
         "new_tokens": NEW_TOKENS,
         "notes": list(notes),
         "cells": {each.way.key: _all_figures(each) for each in measurements},
     }
-    RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _figures_there() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+
+
+def added_to(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures that are there with the cells of another run, each with its own command, commit and processor.
+
+    Cells of plain decoding stay those that all others were compared with. Raises ConfigError when the prompts or what
+    else makes tokens per step comparable are not the same.
+    """
+    for key in COMPARABLE:
+        if old[key] != new[key]:
+            raise ConfigError(f"{RESULT.name} was measured with another {key}: {old[key]!r}, now {new[key]!r}")
+    origin = {key: new[key] for key in ("command", "git_commit", "code_hash", "processor")}
+    added = {key: {**cell, "origin": origin} for key, cell in new["cells"].items() if not key.endswith(f"-{PLAIN}")}
+    return {**old, "notes": new["notes"], "cells": {**old["cells"], **added}}
 
 
 def _all_figures(measurement: Measurement) -> Mapping[str, object]:

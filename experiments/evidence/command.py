@@ -8,8 +8,10 @@ from pathlib import Path
 from specdec.errors import ConfigError, SpecDecError
 
 EXIT_MISTAKE, EXIT_STOPPED = 2, 130
-USAGE = """usage: specdec evidence [prompts=FILE] [limit=12] [builtin=6] [targets=embedded,smollm2] [eagle3=FOLDER]
-                        [medusa=FOLDER] [minutes=60] [out=evidence] [save=true]
+TARGETS = ("embedded", "smollm2")
+HEADS = ("eagle3", "medusa")
+USAGE = """usage: specdec evidence [prompts=FILE] [limit=12] [builtin=6] [targets=embedded,smollm2] [only=NAME,NAME]
+                        [TARGET.eagle3=FOLDER] [TARGET.medusa=FOLDER] [minutes=60] [out=evidence] [save=true]
 
 Decodes the same prompts with every drafter on the embedded checkpoint and on SmolLM2, at temperature 0 (greedy rule)
 and 1 (gumbel rule), and with transformers' prompt lookup; prints tokens per step, survival by position, speed-up over
@@ -17,7 +19,9 @@ plain decoding and exactness. One thread, one request at a time; all ways take t
 
   prompts=FILE   JSON lines as of workload=file, for example Spec-Bench's questions; first turns only
   limit=N        prompts of the file, one of each category in turn; builtin=N as many of the built-in ones
-  eagle3=FOLDER, medusa=FOLDER   trained heads for SmolLM2 (python -m experiments.train)
+  TARGET.eagle3=FOLDER, TARGET.medusa=FOLDER   trained heads for a target (python -m experiments.train), for
+                 example embedded.eagle3=FOLDER; with a single target eagle3=FOLDER will do
+  only=NAME,...  these drafters and plain decoding; save=true then adds them to the figures that are there
   minutes=N      stop after N minutes of CPU time; the same command goes on where it stopped
   out=FOLDER     one file per target, temperature and drafter; finished requests in them are kept
                  until the code, the checkpoint or a setting that they depend on changes
@@ -29,13 +33,18 @@ first (python -m experiments.fetch smollm2)."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a command line asks for."""
+    """What a command line asks for.
+
+    heads  folders by target and drafter
+    only   names of drafters; empty for all
+    """
 
     prompts: Path | None = None
     limit: int = 12
     builtin: int = 6
-    targets: tuple[str, ...] = ("embedded", "smollm2")
-    heads: Mapping[str, Path] = field(default_factory=dict)
+    targets: tuple[str, ...] = TARGETS
+    heads: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
     minutes: float = 60.0
     out: Path = Path("evidence")
     save: bool = False
@@ -69,15 +78,15 @@ def _shown(word: str) -> str:
 
 def wanted(arguments: Sequence[str]) -> Wanted:
     """Read a command line; raises ConfigError."""
-    known = ("prompts", "limit", "builtin", "targets", "eagle3", "medusa", "minutes", "out", "save")
+    known = ("prompts", "limit", "builtin", "targets", *_head_keys(), *HEADS, "only", "minutes", "out", "save")
     settings: dict[str, str] = {}
     for word in arguments:
         key, equals, value = word.partition("=")
         if not equals or key not in known:
             raise ConfigError(f"{word}: the keys are {', '.join(known)} (KEY=VALUE)")
         settings[key] = value
-    targets = tuple(settings.get("targets", "embedded,smollm2").split(","))
-    if not set(targets) <= {"embedded", "smollm2"}:
+    targets = tuple(settings.get("targets", ",".join(TARGETS)).split(","))
+    if not set(targets) <= set(TARGETS):
         raise ConfigError(f"targets must be embedded, smollm2 or both, got {settings['targets']!r}")
     if settings.get("save", "false") not in ("true", "false"):
         raise ConfigError(f"save must be true or false, got {settings['save']!r}")
@@ -86,11 +95,31 @@ def wanted(arguments: Sequence[str]) -> Wanted:
         limit=_count(settings, "limit", 12),
         builtin=_count(settings, "builtin", 6),
         targets=targets,
-        heads={name: Path(settings[name]) for name in ("eagle3", "medusa") if name in settings},
+        heads=_heads(settings, targets),
+        only=tuple(name for name in settings.get("only", "").split(",") if name),
         minutes=_count(settings, "minutes", 60),
         out=Path(settings.get("out", "evidence")),
         save=settings.get("save") == "true",
     )
+
+
+def _head_keys() -> dict[str, tuple[str, str]]:
+    """(target, drafter) by key."""
+    return {f"{target}.{name}": (target, name) for target in TARGETS for name in HEADS}
+
+
+def _heads(settings: Mapping[str, str], targets: tuple[str, ...]) -> dict[str, dict[str, Path]]:
+    heads: dict[str, dict[str, Path]] = {target: {} for target in targets}
+    for key, value in settings.items():
+        target, name = _head_keys().get(key, (targets[0], key))
+        if name not in HEADS:
+            continue
+        if key in HEADS and len(targets) > 1:
+            raise ConfigError(f"{key} names no target: {' or '.join(f'{each}.{key}' for each in targets)}=FOLDER")
+        if target not in targets:
+            raise ConfigError(f"{key} is for a target that is left out (targets={','.join(targets)})")
+        heads[target][name] = Path(value)
+    return heads
 
 
 def _count(settings: Mapping[str, str], key: str, default: int) -> int:

@@ -1,6 +1,6 @@
 """What is compared: targets, temperatures, drafters and prompts, in the order in which they are measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from drafters.none import NoneConfig
 from drafters.oracle import OracleConfig
 from drafters.suffix import SuffixConfig
 from experiments.checkpoints import EMBEDDED, SMOLLM2
+from experiments.evidence.command import HEADS
 from experiments.workloads import BUILTIN_PATH, Row, load_workload
 from specdec.api import DrafterConfig, Verifier
 from specdec.errors import ConfigError
@@ -90,8 +91,8 @@ def _first_turn(row: Row, source: str) -> Row:
 
 
 def ways_of(target: str, temperature: int, heads: Mapping[str, Path]) -> tuple[Way, ...]:
-    """Every way that can run, plain decoding first; ``heads`` are folders by ``eagle3`` and ``medusa``."""
-    drafters = _of_embedded() if target == EMBEDDED else _of_smollm2(heads)
+    """Every way that can run, plain decoding first; ``heads`` are the target's, by ``eagle3`` and ``medusa``."""
+    drafters = _of_embedded(heads) if target == EMBEDDED else _of_smollm2(heads)
     rule = (GumbelVerifierConfig() if temperature else GreedyVerifierConfig()).build()
     ways = [
         Way(target=target, temperature=temperature, name=name, drafter=drafter, verifier=rule)
@@ -106,7 +107,7 @@ def ways_of(target: str, temperature: int, heads: Mapping[str, Path]) -> tuple[W
     return tuple(ways)
 
 
-def _of_embedded() -> dict[str, DrafterConfig]:
+def _of_embedded(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
     nextn = NextnConfig(num_draft_tokens=3)
     return {
         PLAIN: NoneConfig(),
@@ -118,13 +119,14 @@ def _of_embedded() -> dict[str, DrafterConfig]:
         ),
         "oracle": OracleConfig(num_draft_tokens=6, accuracy=(1.0,)),
         **_suffix(),
+        **_heads(heads, eagle3_drafts=3),
     }
 
 
 def _of_smollm2(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
     lookup = NgramConfig(num_draft_tokens=LOOKUP_DRAFTS, max_ngram=LOOKUP_NGRAM)
     sure = NgramConfig(num_draft_tokens=LOOKUP_DRAFTS, max_ngram=8, min_ngram=3)
-    found: dict[str, DrafterConfig] = {
+    return {
         PLAIN: NoneConfig(),
         LOOKUP: lookup,
         "ngram tree": replace(lookup, branches=3),
@@ -134,11 +136,16 @@ def _of_smollm2(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
         ),
         "oracle": OracleConfig(num_draft_tokens=LOOKUP_DRAFTS, accuracy=(1.0,)),
         **_suffix(),
+        **_heads(heads, eagle3_drafts=4),
     }
-    if "eagle3" in heads:
-        found["eagle3"] = Eagle3Config(num_draft_tokens=4, checkpoint=str(heads["eagle3"]))
-    if "medusa" in heads:
-        found["medusa"] = MedusaConfig(num_draft_tokens=3, checkpoint=str(heads["medusa"]))
+
+
+def _heads(folders: Mapping[str, Path], *, eagle3_drafts: int) -> dict[str, DrafterConfig]:
+    found: dict[str, DrafterConfig] = {}
+    if "eagle3" in folders:
+        found["eagle3"] = Eagle3Config(num_draft_tokens=eagle3_drafts, checkpoint=str(folders["eagle3"]))
+    if "medusa" in folders:
+        found["medusa"] = MedusaConfig(num_draft_tokens=3, checkpoint=str(folders["medusa"]))
     return found
 
 
@@ -149,14 +156,20 @@ def _suffix() -> dict[str, DrafterConfig]:
         return {}
 
 
-def notes_on(heads: Mapping[str, Path]) -> tuple[str, ...]:
-    """What is missing from the table, and why."""
+def notes_on(heads: Mapping[str, Mapping[str, Path]], measured: Collection[str] = ()) -> tuple[str, ...]:
+    """What is missing from the table, and why.
+
+    heads     folders by target and drafter
+    measured  keys of ways that the table has already
+    """
     found = []
     if not _suffix():
         found.append("suffix: left out, arctic-inference is not installed")
-    found.extend(
-        f"{name}: left out, no head was given ({name}=FOLDER)" for name in ("eagle3", "medusa") if name not in heads
-    )
+    for target in TARGETS:
+        for name in HEADS:
+            given = name in heads.get(target, {}) or f"{target}-t0-{name}" in measured
+            if not given:
+                found.append(f"{target}, {name}: left out, no head was given ({target}.{name}=FOLDER)")
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,36 @@ def test_a_run_keeps_what_it_measured_and_goes_on(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(measure.Bench, "measure", None)
     assert main(command) == 0
     assert capsys.readouterr().out == first
+
+
+def test_heads_belong_to_a_target():
+    assert wanted(["embedded.eagle3=a", "smollm2.medusa=b"]).heads == {
+        "embedded": {"eagle3": Path("a")},
+        "smollm2": {"medusa": Path("b")},
+    }
+    assert wanted(["targets=embedded", "medusa=a"]).heads == {"embedded": {"medusa": Path("a")}}
+    for words in (["eagle3=a"], ["targets=embedded", "smollm2.eagle3=a"]):
+        with pytest.raises(ConfigError, match="eagle3"):
+            wanted(words)
+    names = [way.name for way in plan.ways_of("embedded", 1, {"eagle3": Path("a"), "medusa": Path("b")})]
+    assert {"eagle3", "medusa", "nextn, rejection"} < set(names)
+    notes = plan.notes_on({"embedded": {"eagle3": Path("a")}}, {"smollm2-t0-medusa"})
+    assert [note.partition(":")[0] for note in notes][-2:] == ["embedded, medusa", "smollm2, eagle3"]
+
+
+def test_some_drafters_are_added_to_figures_that_are_there():
+    same = {"prompt_set_hash": "p", "new_tokens": {}, "dtype": "float32", "threads": 1}
+    first = {**same, "command": "all", "git_commit": "a", "code_hash": "b", "processor": "c", "notes": ["n"]}
+    old = {**first, "cells": {"embedded-t0-none": {"all": 1}, "embedded-t0-ngram": {"all": 2}}}
+    later = {**first, "command": "only=eagle3", "git_commit": "z", "notes": []}
+    new = {**later, "cells": {"embedded-t0-none": {"all": 7}, "embedded-t0-eagle3": {"all": 3}}}
+    both = collect.added_to(old, new)
+    assert {key: cell["all"] for key, cell in both["cells"].items()} == {
+        "embedded-t0-none": 1,
+        "embedded-t0-ngram": 2,
+        "embedded-t0-eagle3": 3,
+    }
+    assert both["cells"]["embedded-t0-eagle3"]["origin"]["git_commit"] == "z"
+    assert (both["git_commit"], both["notes"]) == ("a", [])
+    with pytest.raises(ConfigError, match="prompt_set_hash"):
+        collect.added_to(old, {**new, "prompt_set_hash": "q"})
