@@ -224,6 +224,7 @@ def engine_config(config: Config) -> EngineConfig:
         graphs=node["graphs"],
         graph_batch_sizes=None if node["graph_batch_sizes"] is None else tuple(node["graph_batch_sizes"]),
         kernels=kernels_of(config),
+        record_probs=node["record_probs"],
         seed=config["sampling"]["seed"],
     )
 

@@ -277,6 +277,7 @@ class EngineSchema:
     graphs: bool | None = None
     graph_batch_sizes: list[int] | None = setting(None, low=1)
     kernels: str | None = setting(None, choices=("reference", "triton", "flash_mla"))
+    record_probs: bool = False
     repeats: int = setting(1, low=1)
     threads: int | None = setting(None, low=1, high=MAX_THREADS)
 

@@ -98,7 +98,9 @@ class Engine:
             live_ids=self._live_ids,
         )
         noise = VocabularyNoise(target.vocab_size, device=target.device)
-        parts = RoundParts(target=target, drafter=drafter, verifier=verifier, noise=noise)
+        parts = RoundParts(
+            target=target, drafter=drafter, verifier=verifier, noise=noise, record_probs=config.record_probs
+        )
         choice = choose_graphs(config, target)
         self._tally = ExecutionTally(choice, kernels=config.kernels or "reference")
         self._eager = EagerRounds(parts)

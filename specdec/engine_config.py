@@ -36,6 +36,7 @@ class EngineConfig:
     graph_batch_sizes  batches that are recorded; a smaller one is padded to the next, one above all runs eagerly.
                      None: the powers of two below max_batch, and max_batch
     kernels          implementation of the target's operators, as its loader chose it; for the report only
+    record_probs     whether step rows have the probability of every drafted token under target and draft
     seed             seed of the run, for requests without a seed of their own
     """
 
@@ -48,12 +49,14 @@ class EngineConfig:
     graphs: bool | None = None
     graph_batch_sizes: tuple[int, ...] | None = None
     kernels: str | None = None
+    record_probs: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         positive_int("max_batch", self.max_batch, where="engine.max_batch")
         positive_int("prefill_chunk", self.prefill_chunk, where="engine.prefill_chunk")
         positive_int("fixed_rows", self.fixed_rows, where="engine.fixed_rows")
+        flag("record_probs", self.record_probs, where="engine.record_probs")
         flag("batch_invariant", self.batch_invariant, where="engine.batch_invariant")
         integer("seed", self.seed, low=-(2**63), high=2**63 - 1, where="sampling.seed")
         if self.graphs is not None:

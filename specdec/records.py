@@ -91,6 +91,8 @@ def step_row(gain: Committed, record: RoundRecord) -> StepRow:
         draft_ids=gain.drafted,
         output_ids=gain.emitted,
         overlap=None if gain.overlap is None else tuple(gain.overlap),
+        draft_probs=None if gain.draft_probs is None else tuple(gain.draft_probs),
+        target_probs=None if gain.target_probs is None else tuple(gain.target_probs),
         parents=None if gain.tree is None else gain.tree.parents,
     )
 

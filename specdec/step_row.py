@@ -26,7 +26,8 @@ class StepRow:
     draft_ids        the proposed tokens
     output_ids       the emitted tokens
     overlap          sum over x of min(p, q) at each verified position, when both laws exist
-    draft_probs, target_probs  of the proposed tokens, when asked for
+    draft_probs, target_probs  of the verified tokens under the law that the drafter reports, if it does, and under the
+                     one that plain decoding would draw from; when asked for (engine.record_probs)
     parents          index of each node's parent, for a tree
     """
 

@@ -38,7 +38,8 @@ def token_view(runs: Sequence[FinishedRun], texts: Mapping[int, Texts]) -> str:
         "Tokens",
         "Rest the pointer on a token, or press Tab and then the arrow keys, to see its step; Escape hides it. The "
         f"first {MAX_OUTPUTS} outputs of a run, {MAX_TOKENS} tokens of each, {MAX_RUNS} runs at most. A token without "
-        "a text of its own is shown as its id.",
+        "a text of its own is shown as its id. Runs with engine.record_probs=true tell what target and draft gave each "
+        "drafted token.",
         f'<p class="legend">{legend}</p>',
         *folded,
     )

@@ -20,7 +20,7 @@ from specdec.rounds.graphs import GraphKey, GraphRunner
 from specdec.rounds.parts import RoundParts, RoundResult, sampling_request
 from specdec.rounds.readback import Readback
 from specdec.rounds.recorded import RecordedRound, RoundTensors, most_columns, record_round
-from specdec.rounds.steps import Drafted, Judged, commit, draft_limits, hand_out, judged_lines
+from specdec.rounds.steps import Drafted, Judged, JudgedFloats, commit, draft_limits, hand_out, judged_lines
 from specdec.sampling import BatchSampling, SamplingRequest, SamplingVariant
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Batch
@@ -236,10 +236,17 @@ def _read(
     """The integers of each request, and what they and the floats say of the verdict."""
     count, (_, num_columns) = len(batch.requests), recorded.result_BX.shape
     lines = readback.integers(count, num_columns, stop=recorded.num_integers)
-    logprobs = overlap = None
-    if num_columns > recorded.num_integers:
-        floats = readback.floats(count, num_columns, start=recorded.num_integers)
-        split = width if recorded.has_logprobs else 0
-        logprobs = [row[:split] for row in floats] if recorded.has_logprobs else None
-        overlap = [row[split:] for row in floats] if recorded.has_overlap else None
-    return lines, judged_lines(batch, lines, logprobs, overlap)
+    if num_columns == recorded.num_integers:
+        return lines, judged_lines(batch, lines, JudgedFloats())
+    rows = readback.floats(count, num_columns, start=recorded.num_integers)
+    own, start = {}, 0
+    for name, is_there, size in (
+        ("logprobs", recorded.has_logprobs, width),
+        ("overlap", recorded.has_overlap, width - 1),
+        ("target_probs", recorded.has_target_probs, width - 1),
+        ("draft_probs", recorded.has_draft_probs, width - 1),
+    ):
+        if is_there:
+            own[name] = [row[start : start + size] for row in rows]
+            start += size
+    return lines, judged_lines(batch, lines, JudgedFloats(**own))

@@ -20,6 +20,7 @@ from specdec.rounds.steps import (
     read_verdict,
     take_drafts,
 )
+from specdec.rounds.token_probs import token_probs
 from specdec.scheduler import Batch
 from specdec.trees.proposals import kept_layout, kept_rows
 
@@ -76,10 +77,13 @@ class EagerRounds:
         logits_BNV, proposal = block_logits(batch, output.logits_RV), match_proposal(batch, drafted)
         sampling = self._samplings.of(tuple(batch.requests[index] for index in batch.emitting))
         positions_B = first_positions(batch, self._parts.target.device)
+        probs = None
+        if self._parts.record_probs:
+            probs = token_probs(logits_BNV, proposal, sampling, positions_B)
         if proposal is None or proposal.parents_BK is None:
-            return read_verdict(batch, verifier.judge(logits_BNV, proposal, sampling, positions_B))
+            return read_verdict(batch, verifier.judge(logits_BNV, proposal, sampling, positions_B), probs)
         assert isinstance(verifier, TreeVerifier), "checked when the engine was made"
-        return read_verdict(batch, verifier.judge_tree(logits_BNV, proposal, sampling, positions_B))
+        return read_verdict(batch, verifier.judge_tree(logits_BNV, proposal, sampling, positions_B), probs)
 
     def _keep_paths(
         self, batch: Batch, output: TargetOutput, judged: Sequence[Judged], tables: Tables

@@ -14,12 +14,16 @@ MAX_CACHED_SAMPLINGS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundParts:
-    """The parts of an engine that take part in a round."""
+    """The parts of an engine that take part in a round.
+
+    record_probs  whether rows get the probabilities of drafted tokens
+    """
 
     target: Target
     drafter: Drafter
     verifier: Verifier
     noise: VocabularyNoise
+    record_probs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

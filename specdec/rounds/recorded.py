@@ -16,6 +16,7 @@ from specdec.rounds.parts import RoundParts
 from specdec.rounds.proposal_checks import check_form
 from specdec.rounds.readback import float_bits
 from specdec.rounds.steps import FILLER_TOKEN
+from specdec.rounds.token_probs import TokenProbs, token_probs
 from specdec.sampling import BatchSampling
 
 
@@ -38,12 +39,13 @@ class RecordedRound:
     """What a recorded round writes.
 
     result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
-                  ids [K]; then, as ``float_bits``, log-probabilities [N] and overlaps [N - 1], as far as there are any
+                  ids [K]; then, as ``float_bits``, log-probabilities [N], and overlaps and target and draft
+                  probabilities of the verified drafts [N - 1] each, as far as there are any
     num_integers  columns of it that are integers
     hidden_TD     states for a drafter that is not recorded, or None
     has_drafts    whether the result has drafts
     has_laws      whether the drafts have laws
-    has_logprobs, has_overlap  what follows the integers
+    has_logprobs, has_overlap, has_target_probs, has_draft_probs  what follows the integers
     """
 
     result_BX: torch.Tensor
@@ -53,11 +55,13 @@ class RecordedRound:
     has_laws: bool
     has_logprobs: bool
     has_overlap: bool
+    has_target_probs: bool = False
+    has_draft_probs: bool = False
 
 
 def most_columns(width: int, num_drafts: int) -> int:
     """Columns of ``RecordedRound.result_BX`` with all that there may be."""
-    return 1 + width + 1 + num_drafts + width + width - 1
+    return 1 + width + 1 + num_drafts + width + 3 * (width - 1)
 
 
 def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) -> RecordedRound:
@@ -72,7 +76,7 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
         tables=tables.gather(arena.rows_B),
     )
     output = target.forward_packed(packed, hidden_layers=drafter.needs.hidden_layers)
-    verdict = _judge(parts, tensors, output)
+    verdict, probs = _judge(parts, tensors, output)
     committed_B = (verdict.num_accepted_B + 1).minimum(arena.remaining_B)
     tensors.sampling.count(verdict.tokens_BN, committed_B)
     parts_of_result = [verdict.num_accepted_B.unsqueeze(1), verdict.tokens_BN]
@@ -88,7 +92,9 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
             num_reqs, num_drafts, _ = proposal.probs_BKV.shape
             tensors.laws()[:num_reqs, :num_drafts].copy_(proposal.probs_BKV)
     num_integers = sum(part.shape[1] for part in parts_of_result)
-    parts_of_result += [float_bits(part) for part in (verdict.logprobs_BN, verdict.overlap_BK) if part is not None]
+    target_BK, draft_BK = (None, None) if probs is None else (probs.target_BK, probs.draft_BK)
+    floats = (verdict.logprobs_BN, verdict.overlap_BK, target_BK, draft_BK)
+    parts_of_result += [float_bits(part) for part in floats if part is not None]
     return RecordedRound(
         result_BX=torch.cat(parts_of_result, dim=1),
         num_integers=num_integers,
@@ -97,10 +103,12 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
         has_laws=has_laws,
         has_logprobs=verdict.logprobs_BN is not None,
         has_overlap=verdict.overlap_BK is not None,
+        has_target_probs=target_BK is not None,
+        has_draft_probs=draft_BK is not None,
     )
 
 
-def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> Verdict:
+def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> tuple[Verdict, TokenProbs | None]:
     arena = tensors.arena
     proposal = None
     if arena.width > 1:
@@ -110,7 +118,10 @@ def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> Ve
             probs_BKV=tensors.laws()[: arena.num_reqs] if tensors.has_laws else None,
         )
     logits_BNV = output.logits_RV.view(arena.num_reqs, arena.width, -1)
-    return parts.verifier.judge(logits_BNV, proposal, tensors.sampling, arena.firsts_B)
+    probs = None
+    if parts.record_probs:
+        probs = token_probs(logits_BNV, proposal, tensors.sampling, arena.firsts_B)
+    return parts.verifier.judge(logits_BNV, proposal, tensors.sampling, arena.firsts_B), probs
 
 
 def _draft_input(

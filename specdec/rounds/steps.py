@@ -13,6 +13,7 @@ from specdec.api import DraftInput, Proposal, Tables, TargetOutput, Verdict
 from specdec.errors import MetadataError, UnsupportedError
 from specdec.request import FinishReason, LiveRequest
 from specdec.rounds.proposal_checks import check_form, wrong_law, wrong_laws
+from specdec.rounds.token_probs import TokenProbs
 from specdec.sampling import BatchSampling
 from specdec.scheduler import Batch
 from specdec.trees.draft_tree import DraftTree
@@ -30,6 +31,7 @@ class Judged:
     logprobs      of ``tokens``, empty if nobody asked
     overlap       of target and draft laws per drafted position, or None without draft laws
     path          nodes of the accepted path of a tree; empty for a chain
+    target_probs, draft_probs  of the drafted tokens, or None if nobody asked or no law is known
     """
 
     tokens: Sequence[int]
@@ -37,6 +39,18 @@ class Judged:
     logprobs: Sequence[float]
     overlap: Sequence[float] | None
     path: Sequence[int] = ()
+    target_probs: Sequence[float] | None = None
+    draft_probs: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedFloats:
+    """Floats of a verdict on the host, a line for each emitting request; see ``Judged``. None: there are none."""
+
+    logprobs: Sequence[Sequence[float]] | None = None
+    overlap: Sequence[Sequence[float]] | None = None
+    target_probs: Sequence[Sequence[float]] | None = None
+    draft_probs: Sequence[Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ class Committed:
     finish_reason  why the request ended with this round, or None
     overlap        see ``Judged``
     tree           shape of ``drafted``; None for a chain
+    target_probs, draft_probs  see ``Judged``
     """
 
     live: LiveRequest
@@ -62,6 +77,8 @@ class Committed:
     finish_reason: FinishReason | None
     overlap: Sequence[float] | None
     tree: DraftTree | None = None
+    target_probs: Sequence[float] | None = None
+    draft_probs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,36 +144,45 @@ def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
     )
 
 
-def read_verdict(batch: Batch, verdict: Verdict) -> list[Judged]:
-    """Bring a verdict to the host in one copy of its integers, and one of its floats if there are any."""
+def read_verdict(batch: Batch, verdict: Verdict, probs: TokenProbs | None = None) -> list[Judged]:
+    """Bring a verdict to the host in one copy of its integers, and one of each kind of floats that there is."""
     accepted_B1 = verdict.num_accepted_B[:, None]
     path = [] if verdict.path_BK is None else [verdict.path_BK]
     lines = torch.cat([accepted_B1, verdict.tokens_BN, *path], dim=1).tolist()
-    logprobs = None if verdict.logprobs_BN is None else verdict.logprobs_BN.tolist()
-    overlap = None if verdict.overlap_BK is None else verdict.overlap_BK.tolist()
-    judged = judged_lines(batch, lines, logprobs, overlap)
+    floats = JudgedFloats(
+        logprobs=_lines_of(verdict.logprobs_BN),
+        overlap=_lines_of(verdict.overlap_BK),
+        target_probs=None if probs is None else _lines_of(probs.target_BK),
+        draft_probs=None if probs is None else _lines_of(probs.draft_BK),
+    )
+    judged = judged_lines(batch, lines, floats)
     if verdict.path_BK is None:
         return judged
     start = 1 + verdict.tokens_BN.shape[1]
     return [replace(one, path=line[start : start + line[0]]) for one, line in zip(judged, lines, strict=True)]
 
 
-def judged_lines(
-    batch: Batch,
-    lines: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[float]] | None,
-    overlap: Sequence[Sequence[float]] | None,
-) -> list[Judged]:
+def _lines_of(values_BX: torch.Tensor | None) -> list[list[float]] | None:
+    return None if values_BX is None else values_BX.tolist()
+
+
+def judged_lines(batch: Batch, lines: Sequence[Sequence[int]], floats: JudgedFloats) -> list[Judged]:
     """The decision for each emitting request from a line of its number of accepted drafts and its tokens."""
     return [
         Judged(
             tokens=line[1 : line[0] + 2],
             num_accepted=line[0],
-            logprobs=() if logprobs is None else logprobs[b][: line[0] + 1],
-            overlap=None if overlap is None else overlap[b][: batch.widths[b] - 1],
+            logprobs=() if floats.logprobs is None else floats.logprobs[b][: line[0] + 1],
+            overlap=_of_drafts(floats.overlap, batch, b),
+            target_probs=_of_drafts(floats.target_probs, batch, b),
+            draft_probs=_of_drafts(floats.draft_probs, batch, b),
         )
         for b, line in enumerate(lines)
     ]
+
+
+def _of_drafts(values: Sequence[Sequence[float]] | None, batch: Batch, b: int) -> Sequence[float] | None:
+    return None if values is None else values[b][: batch.widths[b] - 1]
 
 
 def commit(batch: Batch, judged: Sequence[Judged]) -> list[Committed]:
@@ -195,6 +221,8 @@ def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
         finish_reason=live.finish_reason,
         overlap=judged.overlap,
         tree=tree,
+        target_probs=judged.target_probs,
+        draft_probs=judged.draft_probs,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from experiments.kernels import choose_kernels
+from experiments.report import command as report
 from specdec.errors import ConfigError
 
 SMALL = ("target=toy", "engine.device=cpu", "workload.limit=2", "sampling.max_new_tokens=8", "drafter=nextn")
@@ -52,3 +53,17 @@ def test_kernels_without_a_gpu_are_refused(kernels: str) -> None:
 def test_flash_mla_needs_fp8_rows() -> None:
     with pytest.raises(ConfigError, match="engine.kernels=flash_mla cannot run"):
         choose_kernels("flash_mla", device=torch.device("cuda"), cache_dtype="bf16")
+
+
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_probabilities_of_drafts_reach_rows_and_report_when_asked_for(run_here, tmp_path: Path, graphs: str) -> None:
+    asked = ("verifier=rejection", "engine.record_probs=true", f"engine.graphs={graphs}", "baseline=off")
+    assert run_here(*SMALL, *asked, f"hydra.run.dir={tmp_path / 'run'}") == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    for row in rows:
+        for name in ("target_probs", "draft_probs"):
+            assert len(row.get(name, ())) == row["proposed"] and all(0 <= value <= 1 for value in row.get(name, ()))
+    assert any(row["proposed"] for row in rows)
+    assert report.main([str(tmp_path / "run"), f"out={tmp_path / 'report.html'}"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "draft probability 0." in page and "target probability 0." in page

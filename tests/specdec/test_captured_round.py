@@ -195,7 +195,7 @@ def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, pa
     target = TableTarget(device=META)
     setup = DraftSetup(device=META, vocab_size=V, max_batch=2, max_context=96, draft_backend=TableDraft(target))
     noise = VocabularyNoise(V, device=META)
-    parts = RoundParts(target=target, drafter=drafter.build(setup), verifier=verifier, noise=noise)
+    live = drafter.build(setup)
     tables = BlockTables(
         target.cache_groups, {spec.group_id: 5 for spec in target.cache_groups}, max_rows=2, device=META
     )
@@ -203,11 +203,15 @@ def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, pa
     sampling = BatchSampling(asked, noise=noise, coupling=verifier.coupling, follows=False)
     arena = RoundArena(2, width, sink_row=tables.sink_row, device=META)
     laws_BKV = torch.zeros(2, 3, V, device=META)
-    for has_laws in (False, True):
+    for has_laws, record in ((False, False), (True, False), (False, True), (True, True)):
+        parts = RoundParts(target=target, drafter=live, verifier=verifier, noise=noise, record_probs=record)
         tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
         result = record_round(parts, tables, tensors)
         drafts = 4 if isinstance(drafter, NextnConfig) else 0
-        floats = width * result.has_logprobs + (width - 1) * result.has_overlap
+        num_kinds = result.has_overlap + result.has_target_probs + result.has_draft_probs
+        floats = width * result.has_logprobs + (width - 1) * num_kinds
+        assert result.has_target_probs == (record and width > 1)
+        assert result.has_draft_probs == (record and has_laws and width > 1)
         assert result.num_integers == 1 + width + drafts
         assert result.result_BX.shape == (2, result.num_integers + floats)
         assert result.result_BX.shape[1] <= most_columns(width, 3)
