@@ -73,9 +73,9 @@ class RoundLayout:
             )
         if not 0 <= self.num_prefill_reqs <= num_reqs:
             raise MetadataError(f"num_prefill_reqs must be 0..{num_reqs}, got {self.num_prefill_reqs}")
-        if any(n < 0 for n in self.query_lens) or any(p < 0 for p in self.start_positions):
+        if min(self.query_lens, default=0) < 0 or min(self.start_positions, default=0) < 0:
             raise MetadataError(f"negative length in {self.query_lens} or position in {self.start_positions}")
-        if self.logit_rows and not 0 <= self.logit_rows[0] <= self.logit_rows[-1] < self.num_tokens:
+        if self.logit_rows and not 0 <= self.logit_rows[0] <= self.logit_rows[-1] < sum(self.query_lens):
             raise MetadataError(f"logit_rows must lie in 0..{self.num_tokens - 1}, got {self.logit_rows}")
         if self.trees:
             self._check_trees()
@@ -117,7 +117,7 @@ class RoundLayout:
     @property
     def num_prefill_tokens(self) -> int:
         """Packed tokens of the prompt chunks, which come first."""
-        return self.query_starts[self.num_prefill_reqs]
+        return sum(self.query_lens[: self.num_prefill_reqs])
 
     @property
     def mode(self) -> ForwardMode:

@@ -43,27 +43,37 @@ def make_batch(
 ) -> Batch:
     """Lay out prompt chunks (with their token counts), then decode rows with their drafts."""
     requests = (*(live for live, _ in chunks), *decodes)
-    query_lens = (*(num_tokens for _, num_tokens in chunks), *(1 + len(live.draft) for live in decodes))
-    emitting, widths, logit_rows = [], [], []
-    start = 0
-    for index, (live, length) in enumerate(zip(requests, query_lens, strict=True)):
-        start += length
-        is_chunk = index < len(chunks)
-        if is_chunk and (live.num_output or live.num_computed + length < live.num_prompt):
-            continue
-        emitting.append(index)
-        widths.append(1 if is_chunk else length)
-        logit_rows.extend(range(start - widths[-1], start))
-    trees = (*(None for _ in chunks), *(live.draft_tree for live in decodes))
+    widths = [1 + len(live.draft) for live in decodes]
+    query_lens = (*(num_tokens for _, num_tokens in chunks), *widths)
+    num_chunks, num_chunk_tokens = len(chunks), sum(query_lens[: len(chunks)])
+    # All rows of decode rows are judged, and the last one of a prompt's last chunk.
+    last_rows = _last_rows(chunks)
+    has_trees = any(live.draft_tree is not None for live in decodes)
     layout = RoundLayout(
-        rows=tuple(live.row for live in requests),
-        start_positions=tuple(live.num_computed for live in requests),
+        rows=tuple([live.row for live in requests]),
+        start_positions=tuple([live.num_computed for live in requests]),
         query_lens=query_lens,
-        num_prefill_reqs=len(chunks),
-        logit_rows=tuple(logit_rows),
-        trees=trees if any(trees) else (),
+        num_prefill_reqs=num_chunks,
+        logit_rows=(*last_rows.values(), *range(num_chunk_tokens, num_chunk_tokens + sum(widths))),
+        trees=(*([None] * num_chunks), *(live.draft_tree for live in decodes)) if has_trees else (),
     )
-    return Batch(requests, layout, tuple(emitting), tuple(widths), tuple(preempted))
+    return Batch(
+        requests=requests,
+        layout=layout,
+        emitting=(*last_rows, *range(num_chunks, len(requests))),
+        widths=(*([1] * len(last_rows)), *widths),
+        preempted=tuple(preempted),
+    )
+
+
+def _last_rows(chunks: Sequence[tuple[LiveRequest, int]]) -> dict[int, int]:
+    """Batch index -> last packed row, of the chunks after which their request gets its first token."""
+    last_rows, end = {}, 0
+    for index, (live, length) in enumerate(chunks):
+        end += length
+        if not live.num_output and live.num_computed + length >= live.num_prompt:
+            last_rows[index] = end - 1
+    return last_rows
 
 
 class Scheduler:

@@ -80,7 +80,7 @@ class CacheManager:
 
     def chunk(self, row: int, first_position: int, num_tokens: int, *, extra: int = 0) -> Reservation:
         """Reservation of a prompt chunk; ``extra`` is ``K - 1`` for the last chunk of a drafted prompt."""
-        return Reservation(row=row, first_position=first_position, num_tokens=num_tokens, extra=extra)
+        return Reservation(row, first_position, num_tokens, extra)
 
     def decode(
         self, row: int, first_position: int, *, width: int, num_draft_tokens: int, in_flight_tokens: int = 0
@@ -90,8 +90,7 @@ class CacheManager:
         ``first_position`` is the newest verified length that the host knows. With a round still running it is
         a lower bound: ``in_flight_tokens``, the width of that round, says by how much it may yet grow.
         """
-        num_tokens, extra = width + in_flight_tokens, draft_reach(num_draft_tokens)
-        return Reservation(row=row, first_position=first_position, num_tokens=num_tokens, extra=extra)
+        return Reservation(row, first_position, width + in_flight_tokens, draft_reach(num_draft_tokens))
 
     def can_reserve(self, requests: Sequence[Reservation]) -> bool:
         """Whether all of ``requests``, of different rows and reserved in this order, would find their pages.

@@ -42,19 +42,23 @@ class BlockTables:
         self._widths = [positive_int(f"{s.group_id}: columns", columns[s.group_id]) for s in self.specs]
         self._sliding = [spec.group_id for spec in self.specs if spec.is_sliding]
         starts = tuple(accumulate(self._widths, initial=0))
-        self._spans = {s.group_id: (a, w) for s, a, w in zip(self.specs, starts, self._widths, strict=False)}
         # Behind the tables come the bases of the sliding groups, one column each.
-        self._base_columns = {group_id: starts[-1] + i for i, group_id in enumerate(self._sliding)}
+        base_columns = {group_id: starts[-1] + i for i, group_id in enumerate(self._sliding)}
+        self._columns = {
+            spec.group_id: (start, width, base_columns.get(spec.group_id))
+            for spec, start, width in zip(self.specs, starts, self._widths, strict=False)
+        }
         width = starts[-1] + len(self._sliding)
         self.sink_row = max_rows
         is_cuda = device.type == "cuda"
         self._host = torch.full((max_rows + 1, width), NO_PAGE, dtype=torch.int32, pin_memory=is_cuda)
         self._host[:, starts[-1] :] = 0
-        self._host_array = self._host.numpy()
+        # Changes are a few integers each, which a memoryview takes faster than an array does.
+        self._lines = [memoryview(line) for line in self._host.numpy()]
         self._device = self._host.to(device, copy=True)
         # Behind the last copy, which reads the host table after ``write`` has returned.
         self._copied = torch.cuda.Event() if is_cuda else None
-        self._filled = [dict.fromkeys(self._spans, 0) for _ in range(max_rows)]
+        self._filled = [dict.fromkeys(self._columns, 0) for _ in range(max_rows)]
         self._shown: tuple[tuple[int, ...], dict[str, GroupTable]] | None = None
 
     def write(self, changes: Iterable[TableChange]) -> None:
@@ -99,18 +103,17 @@ class BlockTables:
         return self._split(self._device.index_select(0, rows_B))
 
     def _write_host(self, row: int, group_id: str, page_ids: Sequence[int], base: int) -> None:
-        start, width = self._spans[group_id]
-        count = len(page_ids)
+        start, width, base_column = self._columns[group_id]
+        count, filled, line = len(page_ids), self._filled[row], self._lines[row]
         if count > width:
             raise CapacityError(f"{group_id}: row {row} has {count} pages, its table has {width} columns")
-        filled = self._filled[row]
-        line = self._host_array[row]
-        line[start : start + count] = page_ids
-        if filled[group_id] > count:
-            line[start + count : start + filled[group_id]] = NO_PAGE
+        for column, page in enumerate(page_ids, start):
+            line[column] = page
+        for column in range(start + count, start + filled[group_id]):
+            line[column] = NO_PAGE
         filled[group_id] = count
-        if group_id in self._base_columns:
-            line[self._base_columns[group_id]] = base
+        if base_column is not None:
+            line[base_column] = base
 
     def _split(self, lines_BX: torch.Tensor) -> dict[str, GroupTable]:
         parts = torch.split(lines_BX, [*self._widths, len(self._sliding)], dim=1)
