@@ -23,6 +23,7 @@ PROJECT_ALLOWED = {
         "specdec.checks",
         "specdec.layout",
         "specdec.cache",
+        "specdec.ops.early",
     ),
     "drafters": ("drafters", "specdec.api", "specdec.errors", "specdec.checks"),
 }
