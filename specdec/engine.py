@@ -67,6 +67,7 @@ class Engine:
         self._drafter = drafter
         self._drafted: Drafted | None = None
         self._finished: list[tuple[LiveRequest, float]] = []
+        self._unwritten: tuple[RoundRecord, Sequence[Committed], float] | None = None
         self._live_ids: set[tuple[str, int]] = set()
         self.cache_plan = plan_cache(
             target.cache_groups,
@@ -152,6 +153,7 @@ class Engine:
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of the requests that finished since the last call; their text is made here, not in the rounds."""
+        self._write_rows()
         finished, self._finished = self._finished, []
         return [request_output(live, ended_s=ended_s) for live, ended_s in finished]
 
@@ -176,13 +178,16 @@ class Engine:
             draft_s=result.draft_s,
         )
         self._tally.add(result, total_s=ended - started, has_prompts=record.num_prompt_tokens > 0)
-        self._record(record, result.committed, finished, ended)
+        self.rounds.append(record)
+        self._unwritten = record, result.committed, ended
+        self._let_go(finished, ended)
         return record
 
     def _run(self, batch: Batch) -> RoundResult:
         """The round as a recording if there can be one, else eagerly."""
         if self._captured is not None and self._captured.takes(batch):
-            return self._captured.run(batch, self._drafted)
+            return self._captured.run(batch, self._drafted, meanwhile=self._write_rows)
+        self._write_rows()
         return self._eager.run(batch, self._tables.view(batch.layout.rows), self._drafted)
 
     def check_integrity(self) -> None:
@@ -198,20 +203,19 @@ class Engine:
                 live.started_s = started_s
         self._tables.write(self._cache.take_changes())
 
-    def _record(
-        self,
-        record: RoundRecord,
-        committed: Sequence[Committed],
-        finished: Sequence[LiveRequest],
-        ended_s: float,
-    ) -> None:
-        """Keep the rows of the round and let go of the requests that it finished."""
-        self.rounds.append(record)
+    def _write_rows(self) -> None:
+        """Write the step rows of the last round, unless that was done; nothing but outputs reads them."""
+        if self._unwritten is None:
+            return
+        (record, committed, ended_s), self._unwritten = self._unwritten, None
         for gain in committed:
             if gain.is_step:
                 gain.live.steps.append(step_row(gain, record))
             else:
                 gain.live.first_token_s = ended_s
+
+    def _let_go(self, finished: Sequence[LiveRequest], ended_s: float) -> None:
+        """Keep what the round finished for ``take_outputs``, and forget it everywhere else."""
         for live in finished:
             self._finished.append((live, ended_s))
             self._live_ids.remove((live.request.request_id, live.request.turn))

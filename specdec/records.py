@@ -22,9 +22,9 @@ class RoundRecord:
     num_emitted        tokens emitted, first tokens after a prompt included
     num_preempted      requests that lost their pages to this pass
     verify_us          target pass and judgement, until the verdict is on the host; of a recorded round all that the
-                       recording holds, the drafting too
+                       recording holds, the drafting too, while the host writes the rows of the round before
     draft_us           proposal, until it is on the host, as far as it is not in the recording
-    other_us           scheduling, pages, stops and bookkeeping
+    other_us           scheduling, pages, stops and bookkeeping, as far as it does not go on beside a recording
     """
 
     round: int

@@ -5,13 +5,13 @@ for a drafter that can be recorded, catch-up and draft steps, and one copy of th
 larger batches than recorded are not for it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 
-from specdec.api import GraphTarget, Proposal, TargetOutput
+from specdec.api import GraphTarget, TargetOutput
 from specdec.cache.tables import BlockTables
 from specdec.request import LiveRequest
 from specdec.rounds.arena import RoundArena
@@ -28,10 +28,14 @@ from specdec.scheduler import Batch
 
 @dataclass(slots=True)
 class _SizedSampling:
-    """Sampling of a padded batch in tensors that recordings read, and whom it samples for now."""
+    """Sampling of a padded batch in tensors that recordings read, and whom it samples for now.
+
+    keys  of the recordings that read them, by tokens per request and whether the verified drafts have laws
+    """
 
     requests: tuple[LiveRequest, ...]
     sampling: BatchSampling
+    keys: dict[tuple[int, bool], GraphKey] = field(default_factory=dict)
 
 
 class CapturedRounds:
@@ -48,7 +52,6 @@ class CapturedRounds:
         self._memory: dict[tuple[int, int], tuple[RoundArena, Readback]] = {}
         self._samplings: dict[tuple[int, SamplingVariant], _SizedSampling] = {}
         self._laws_BKV: torch.Tensor | None = None
-        self._keys: dict[tuple[int, int, SamplingVariant, bool], GraphKey] = {}
         self._num_drafts = parts.drafter.num_draft_tokens
         self._last_variant: tuple[tuple[LiveRequest, ...], SamplingVariant] | None = None
 
@@ -75,31 +78,36 @@ class CapturedRounds:
         kinds.setdefault(self._variant(tuple(requests)), tuple(requests))
         for size in reversed(self._sizes):
             for kind in (kind[:size] for kind in kinds.values()):
-                self._ready(kind, size, 1, has_laws=False)
+                self._ready(self._sized(kind, size), size, 1, has_laws=False)
                 if self._num_drafts:
-                    self._ready(kind, size, self._num_drafts + 1, has_laws=self._drafts_with_laws(kind))
+                    has_laws = self._drafts_with_laws(kind)
+                    self._ready(self._sized(kind, size), size, self._num_drafts + 1, has_laws=has_laws)
 
-    def run(self, batch: Batch, drafted: Drafted | None) -> RoundResult:
-        """One round of ``batch``, whose drafts come from ``drafted``."""
+    def run(self, batch: Batch, drafted: Drafted | None, *, meanwhile: Callable[[], None]) -> RoundResult:
+        """One round of ``batch``, whose drafts come from ``drafted``.
+
+        meanwhile  what the host has to do while the device works
+        """
         started = perf_counter()
         requests = batch.requests
         size = next(size for size in self._sizes if size >= len(requests))
         width = self._num_drafts + 1 if max(batch.widths) > 1 else 1
         laws_BKV = drafted.proposal.probs_BKV if width > 1 and drafted is not None else None
-        key = self._ready(requests, size, width, has_laws=laws_BKV is not None)
+        sized = self._sized(requests, size)
+        key = self._ready(sized, size, width, has_laws=laws_BKV is not None)
         if laws_BKV is not None:
             self._place_laws(requests, laws_BKV)
-        sampling = self._sampling(requests, size)
-        sampling.follow()
+        sized.sampling.follow()
         arena, readback = self._memory[size, width]
         arena.write(requests)
         recorded = self._runner.replay(key)
         launched = perf_counter()
+        meanwhile()
         self._runner.wait()
         verified = perf_counter()
         lines, judged = _read(batch, readback, recorded, width)
         committed = commit(batch, judged)
-        sampling.mark_counted()
+        sized.sampling.mark_counted()
         drafting = perf_counter()
         proposed = self._take(batch, lines, recorded, width)
         return RoundResult(
@@ -116,36 +124,24 @@ class CapturedRounds:
         """The next drafts: read from the result, or proposed now by a drafter that cannot be recorded."""
         if self._num_drafts == 0:
             return None
-        if not recorded.has_drafts:
+        if recorded.proposal is None:
             hidden_TD = recorded.hidden_TD
             if hidden_TD is not None:
                 hidden_TD = hidden_TD[torch.tensor(_rows(batch, width), device=hidden_TD.device)]
             output = TargetOutput(logits_RV=recorded.result_BX, hidden_TD=hidden_TD)
             return self._eager.propose(batch, output, self._tables.view(batch.layout.rows))
-        start, count = 1 + width, len(lines)
-        counts = hand_out(
-            batch,
-            [line[start:] for line in lines],
-            draft_limits(batch, self._num_drafts),
-            vocab_size=self._parts.target.vocab_size,
-        )
-        result_BX = recorded.result_BX[:count]
-        proposal = Proposal(
-            tokens_BK=result_BX[:, start + 1 :],
-            num_drafted_B=result_BX[:, start],
-            probs_BKV=self._laws_BKV[:count] if recorded.has_laws and self._laws_BKV is not None else None,
-        )
-        return Drafted(proposal, counts)
+        lines = [line[1 + width :] for line in lines]
+        limits = draft_limits(batch, self._num_drafts)
+        counts = hand_out(batch, lines, limits, vocab_size=self._parts.target.vocab_size)
+        return Drafted(recorded.proposal, counts)
 
-    def _ready(self, requests: tuple[LiveRequest, ...], size: int, width: int, *, has_laws: bool) -> GraphKey:
+    def _ready(self, sized: _SizedSampling, size: int, width: int, *, has_laws: bool) -> GraphKey:
         """Key of a recording that exists when this returns."""
-        sampling = self._sampling(requests, size)
-        kind = (size, width, sampling.variant, has_laws)
-        key = self._keys.get(kind)
+        key = sized.keys.get((width, has_laws))
         if key is None:
-            key = GraphKey(size, width, f"{sampling.variant}{'+laws' if has_laws else ''}")
-            self._record(key, sampling, has_laws=has_laws)
-            self._keys[kind] = key
+            key = GraphKey(size, width, f"{sized.sampling.variant}{'+laws' if has_laws else ''}")
+            self._record(key, sized.sampling, has_laws=has_laws)
+            sized.keys[width, has_laws] = key
         return key
 
     def _record(self, key: GraphKey, sampling: BatchSampling, *, has_laws: bool) -> None:
@@ -193,22 +189,22 @@ class CapturedRounds:
         """Whether drafts of such a batch come with laws, as far as that is known before any was made."""
         return self._laws_BKV is not None and not self._variant(requests).all_greedy
 
-    def _sampling(self, requests: tuple[LiveRequest, ...], size: int) -> BatchSampling:
+    def _sized(self, requests: tuple[LiveRequest, ...], size: int) -> _SizedSampling:
         """Sampling of ``requests`` padded to ``size``, in the tensors that recordings of its kind read."""
         variant = self._variant(requests)
         sized = self._samplings.get((size, variant))
         if sized is not None and sized.requests == requests:
-            return sized.sampling
+            return sized
         padding = _padding(all_greedy=variant.all_greedy)
         padded = [*map(sampling_request, requests), *[padding] * (size - len(requests))]
         if sized is None:
             noise, coupling = self._parts.noise, self._parts.verifier.coupling
             sampling = BatchSampling(padded, noise=noise, coupling=coupling, follows=False)
-            self._samplings[size, variant] = _SizedSampling(requests, sampling)
-            return sampling
+            sized = self._samplings[size, variant] = _SizedSampling(requests, sampling)
+            return sized
         sized.sampling.replace(padded)
         sized.requests = requests
-        return sized.sampling
+        return sized
 
     def _variant(self, requests: tuple[LiveRequest, ...]) -> SamplingVariant:
         """What decides the operations of a batch; remembered for the last batch."""
@@ -234,10 +230,10 @@ def _read(
     batch: Batch, readback: Readback, recorded: RecordedRound, width: int
 ) -> tuple[Sequence[Sequence[int]], list[Judged]]:
     """The integers of each request, and what they and the floats say of the verdict."""
-    count, (_, num_columns) = len(batch.requests), recorded.result_BX.shape
+    count, num_columns = len(batch.requests), recorded.num_columns
     lines = readback.integers(count, num_columns, stop=recorded.num_integers)
     if num_columns == recorded.num_integers:
-        return lines, judged_lines(batch, lines, JudgedFloats())
+        return lines, judged_lines(batch, lines)
     rows = readback.floats(count, num_columns, start=recorded.num_integers)
     own, start = {}, 0
     for name, is_there, size in (

@@ -53,7 +53,8 @@ class Execution:
     num_eager_rounds     rounds of decode rows only that ran eagerly all the same
     num_tree_rounds      of them, those that verified trees, which are not recorded
     num_above_sizes      of them, those of a batch above the recorded sizes
-    host_us_per_round    mean time of a replayed round in which the host did not wait for the device; None without one
+    host_us_per_round    mean time of a replayed round before its launch and after its result, in which the host works
+                         and the device does not; None without one
     """
 
     kernels: str

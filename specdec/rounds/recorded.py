@@ -41,18 +41,18 @@ class RecordedRound:
     result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
                   ids [K]; then, as ``float_bits``, log-probabilities [N], and overlaps and target and draft
                   probabilities of the verified drafts [N - 1] each, as far as there are any
-    num_integers  columns of it that are integers
+    num_integers, num_columns  columns of it that are integers, and all
+    proposal      the drafts of all requests, padding included, as views of the result and of the laws; None without
+                  a recorded drafter
     hidden_TD     states for a drafter that is not recorded, or None
-    has_drafts    whether the result has drafts
-    has_laws      whether the drafts have laws
     has_logprobs, has_overlap, has_target_probs, has_draft_probs  what follows the integers
     """
 
     result_BX: torch.Tensor
     num_integers: int
+    num_columns: int
+    proposal: Proposal | None
     hidden_TD: torch.Tensor | None
-    has_drafts: bool
-    has_laws: bool
     has_logprobs: bool
     has_overlap: bool
     has_target_probs: bool = False
@@ -95,12 +95,13 @@ def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) 
     target_BK, draft_BK = (None, None) if probs is None else (probs.target_BK, probs.draft_BK)
     floats = (verdict.logprobs_BN, verdict.overlap_BK, target_BK, draft_BK)
     parts_of_result += [float_bits(part) for part in floats if part is not None]
+    result_BX = torch.cat(parts_of_result, dim=1)
     return RecordedRound(
-        result_BX=torch.cat(parts_of_result, dim=1),
+        result_BX=result_BX,
         num_integers=num_integers,
+        num_columns=result_BX.shape[1],
+        proposal=_views(result_BX[:, :num_integers], tensors, has_laws=has_laws) if has_drafts else None,
         hidden_TD=None if has_drafts else output.hidden_TD,
-        has_drafts=has_drafts,
-        has_laws=has_laws,
         has_logprobs=verdict.logprobs_BN is not None,
         has_overlap=verdict.overlap_BK is not None,
         has_target_probs=target_BK is not None,
@@ -163,3 +164,13 @@ def _drafts(arena: RoundArena, proposal: Proposal | None, num_drafts: int) -> li
     assert proposal.parents_BK is None, "the engine verifies chains"
     missing = num_drafts - proposal.tokens_BK.shape[1]
     return [proposal.num_drafted_B.unsqueeze(1), F.pad(proposal.tokens_BK, (0, missing))]
+
+
+def _views(integers_BX: torch.Tensor, tensors: RoundTensors, *, has_laws: bool) -> Proposal:
+    """The drafts as they stand in the result and in the laws."""
+    num_reqs, start = tensors.arena.num_reqs, 1 + tensors.arena.width
+    return Proposal(
+        tokens_BK=integers_BX[:, start + 1 :],
+        num_drafted_B=integers_BX[:, start],
+        probs_BKV=tensors.laws()[:num_reqs] if has_laws else None,
+    )

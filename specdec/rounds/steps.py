@@ -6,6 +6,7 @@ requests that they are given. Knows nothing of pages, queues or timing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +23,7 @@ from specdec.trees.proposals import ordered_trees
 FILLER_TOKEN = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """What the verifier decided for one emitting request, on the host.
 
     tokens        the committed tokens: accepted drafts and one more
@@ -36,8 +36,8 @@ class Judged:
 
     tokens: Sequence[int]
     num_accepted: int
-    logprobs: Sequence[float]
-    overlap: Sequence[float] | None
+    logprobs: Sequence[float] = ()
+    overlap: Sequence[float] | None = None
     path: Sequence[int] = ()
     target_probs: Sequence[float] | None = None
     draft_probs: Sequence[float] | None = None
@@ -53,8 +53,7 @@ class JudgedFloats:
     draft_probs: Sequence[Sequence[float]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """What one emitting request gained in a round.
 
     first_length   known tokens before the round
@@ -130,7 +129,9 @@ def match_proposal(batch: Batch, drafted: Drafted | None) -> Proposal | None:
     indices = [live.draft_index if live.draft else 0 for live in emitting]
     proposal = drafted.proposal
     # A drafter may report tokens for requests that wanted none; then the counts differ.
-    if counts == drafted.counts and indices == list(range(len(counts))):
+    # A proposal of a recorded round has those of padding requests, too.
+    is_whole = len(proposal.tokens_BK) == len(counts) and counts == drafted.counts
+    if is_whole and indices == list(range(len(counts))):
         has_shape = proposal.parents_BK is None or batch.layout.has_trees
         return proposal if has_shape else replace(proposal, parents_BK=None)
     index_B = torch.tensor(indices, device=proposal.tokens_BK.device)
@@ -159,15 +160,17 @@ def read_verdict(batch: Batch, verdict: Verdict, probs: TokenProbs | None = None
     if verdict.path_BK is None:
         return judged
     start = 1 + verdict.tokens_BN.shape[1]
-    return [replace(one, path=line[start : start + line[0]]) for one, line in zip(judged, lines, strict=True)]
+    return [one._replace(path=line[start : start + line[0]]) for one, line in zip(judged, lines, strict=True)]
 
 
 def _lines_of(values_BX: torch.Tensor | None) -> list[list[float]] | None:
     return None if values_BX is None else values_BX.tolist()
 
 
-def judged_lines(batch: Batch, lines: Sequence[Sequence[int]], floats: JudgedFloats) -> list[Judged]:
+def judged_lines(batch: Batch, lines: Sequence[Sequence[int]], floats: JudgedFloats | None = None) -> list[Judged]:
     """The decision for each emitting request from a line of its number of accepted drafts and its tokens."""
+    if floats is None:
+        return [Judged(line[1 : line[0] + 2], line[0]) for line in lines]
     return [
         Judged(
             tokens=line[1 : line[0] + 2],
@@ -187,6 +190,8 @@ def _of_drafts(values: Sequence[Sequence[float]] | None, batch: Batch, b: int) -
 
 def commit(batch: Batch, judged: Sequence[Judged]) -> list[Committed]:
     """Advance every request of the pass; tokens go in one by one and nothing goes in after a stop."""
+    if not batch.layout.num_prefill_reqs:
+        return [_emit(live, one, is_step=True) for live, one in zip(batch.requests, judged, strict=True)]
     committed = []
     results = dict(zip(batch.emitting, judged, strict=True))
     for index, live in enumerate(batch.requests):
@@ -199,18 +204,21 @@ def commit(batch: Batch, judged: Sequence[Judged]) -> list[Committed]:
 
 
 def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
-    first_length = len(live.tokens)
+    known, reason = live.tokens, None
+    first_length = len(known)
     drafted, live.draft = tuple(live.draft), ()
     tree, live.draft_tree = live.draft_tree, None
     for token in judged.tokens:
-        live.tokens.append(token)
-        live.finish_reason = live.stops.push(token)
-        if live.finish_reason is not None:
+        known.append(token)
+        reason = live.stops.push(token)
+        if reason is not None:
             break
-    emitted = tuple(live.tokens[first_length:])
+    live.finish_reason = reason
+    emitted = tuple(known[first_length:])
     if is_step:
         live.num_computed += len(emitted)
-    live.logprobs.extend(judged.logprobs[: len(emitted)])
+    if judged.logprobs:
+        live.logprobs.extend(judged.logprobs[: len(emitted)])
     return Committed(
         live=live,
         first_length=first_length,
@@ -218,7 +226,7 @@ def _emit(live: LiveRequest, judged: Judged, *, is_step: bool) -> Committed:
         num_accepted=judged.num_accepted,
         emitted=emitted,
         is_step=is_step,
-        finish_reason=live.finish_reason,
+        finish_reason=reason,
         overlap=judged.overlap,
         tree=tree,
         target_probs=judged.target_probs,

@@ -168,6 +168,56 @@ def test_floats_come_with_the_integers_and_lose_no_bit(verifier, options: dict) 
         assert (output.logprobs is not None) == bool(options)
 
 
+class WidthChecker(RejectionVerifier):
+    """Refuses proposals wider than the three drafts that there may be."""
+
+    def judge(self, logits_BNV, proposal, sampling, positions_B):
+        if proposal is not None:
+            assert proposal.tokens_BK.shape[1] <= 3 and len(proposal.tokens_BK) == len(logits_BNV)
+        return super().judge(logits_BNV, proposal, sampling, positions_B)
+
+
+def test_drafts_of_a_recorded_round_are_verified_in_an_eager_one() -> None:
+    """Prompts join while padded rounds with floats in their results draft for the others."""
+    added = requests(6, logprobs=True)
+    found = []
+    for graphs in (False, True):
+        engine, _ = engine_of(verifier=WidthChecker(), graphs=graphs, graph_batch_sizes=(4,) if graphs else None)
+        waiting = list(added)
+
+        def join(engine=engine, waiting=waiting) -> None:
+            if waiting and len(engine.rounds) % 2 == 0:
+                engine.add(waiting.pop(0))
+
+        found.append(outputs_of(engine, [waiting.pop(0)], before_round=join))
+        assert not waiting
+    assert texts(found[1]) == texts(found[0])
+    assert engine.execution.num_captured_rounds > 4
+    assert any(record.num_prompt_tokens and record.num_steps for record in engine.rounds)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_rows_have_the_times_of_their_round_and_are_whole_when_outputs_are_taken(graphs: bool) -> None:
+    engine, _ = engine_of(graphs=graphs)
+    for request in requests(3):
+        engine.add(request)
+    outputs = []
+    while engine.has_work:
+        engine.run_round()
+        outputs += engine.take_outputs()
+    assert len(outputs) == 3
+    for output in outputs:
+        assert 1 + sum(step.emitted for step in output.steps) == len(output.output_ids)
+        assert [step.step for step in output.steps] == list(range(len(output.steps)))
+        for step in output.steps:
+            record = engine.rounds[step.round]
+            assert (step.verify_us, step.draft_us, step.other_us) == (
+                record.verify_us,
+                record.draft_us,
+                record.other_us,
+            )
+
+
 def test_readback_turns_bits_back_into_floats() -> None:
     readback = Readback(12, device=torch.device("cpu"))
     floats_BX = torch.tensor([[0.1, float("-inf")], [-0.0, 3e38]])
