@@ -118,8 +118,10 @@ class Scheduler:
         chunks: list[tuple[LiveRequest, int]] = []
         decodes: list[LiveRequest] = []
         preempted: list[int] = []
-        # Preemption shortens the list from its end while it is walked.
         index = 0
+        if self._reserve_decodes():
+            index, decodes = len(self.running), list(self.running)
+        # Preemption shortens the list from its end while it is walked.
         while index < len(self.running):
             live = self.running[index]
             index += 1
@@ -144,7 +146,7 @@ class Scheduler:
 
     def settle(self, batch: Batch) -> list[LiveRequest]:
         """After a pass: give back what its requests do not need; the requests that finished, in batch order."""
-        finished = []
+        finished, ends = [], []
         for live in batch.requests:
             if live.finish_reason is not None:
                 self._give_back(live)
@@ -152,7 +154,8 @@ class Scheduler:
             elif live.is_prefilling:
                 self._cache.release_skipped(live.row, live.num_computed)
             else:
-                self._cache.roll_back(live.row, live.num_computed)
+                ends.append((live.row, live.num_computed))
+        self._cache.roll_back_rows(ends)
         return finished
 
     def check_integrity(self) -> None:
@@ -170,9 +173,15 @@ class Scheduler:
         decode_tokens = sum(1 + len(live.draft) for live in self.running if not live.is_prefilling)
         return min(self._prefill_chunk, self._max_pass_tokens - decode_tokens)
 
+    def _reserve_decodes(self) -> bool:
+        """Reserve for all running requests at once, if all are past their prompts and nobody has to give way."""
+        if any(live.is_prefilling for live in self.running):
+            return False
+        return self._cache.try_reserve([self._reservation(live, live.row, 0) for live in self.running])
+
     def _make_room(self, live: LiveRequest, reservation: Reservation, preempted: list[int]) -> bool:
         """Reserve, preempting from the youngest on; False when ``live`` itself had to go."""
-        while not self._cache.try_reserve(reservation):
+        while not self._cache.try_reserve([reservation]):
             youngest = self.running[-1]
             preempted.append(youngest.row)
             self._give_back(youngest)
@@ -201,7 +210,7 @@ class Scheduler:
             live, row = self.waiting[0], self._free_rows[-1]
             num_tokens = min(budget, live.prefill_end)
             reservation = self._reservation(live, row, num_tokens)
-            if not (self._fits_whole(live) and self._cache.try_reserve(reservation)):
+            if not (self._fits_whole(live) and self._cache.try_reserve([reservation])):
                 return
             self.waiting.popleft()
             self._free_rows.pop()

@@ -7,7 +7,7 @@ the block tables, the passes of target and draft, then ``roll_back`` to what was
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from specdec.cache.pages import PageAllocator
+from specdec.cache.pages import PageAllocator, Span
 from specdec.cache.sizing import draft_reach
 from specdec.cache.spec import CacheGroupSpec
 from specdec.errors import ConfigError
@@ -97,27 +97,20 @@ class CacheManager:
 
         Changes nothing.
         """
-        for allocator, drafted in self._groups:
-            free = allocator.num_free
-            for request in requests:
-                freed, wanted = allocator.shortfall(
-                    request.row, first_position=request.first_position, target=_target(request, drafted)
-                )
-                free += freed - wanted
-                if free < 0:
-                    return False
-        return True
+        spans = self._spans(requests)
+        return all(allocator.has_room(spans[drafted]) for allocator, drafted in self._groups)
 
-    def try_reserve(self, request: Reservation) -> bool:
-        """``reserve`` if every group has the pages; else nothing has happened, and it is False."""
-        row, first, end = request.row, request.first_position, request.first_position + request.num_tokens
-        assert 0 <= row < self._max_rows, f"row {row} of {self._max_rows}"
-        draft_end = end + request.extra
+    def try_reserve(self, requests: Sequence[Reservation]) -> bool:
+        """``reserve`` all of ``requests``, of different rows, if every group has the pages for all of them.
+
+        Else nothing has happened, and it is False.
+        """
+        spans = self._spans(requests)
         for allocator, drafted in self._groups:
-            if allocator.lacks(row, first_position=first, target=draft_end if drafted else end):
+            if not allocator.has_room(spans[drafted]):
                 return False
         for allocator, drafted in self._groups:
-            allocator.advance(row, first_position=first, target=draft_end if drafted else end)
+            allocator.advance(spans[drafted])
         return True
 
     def reserve(self, request: Reservation) -> None:
@@ -125,10 +118,13 @@ class CacheManager:
 
         Raises CapacityError, naming the first group that is short; then no page has moved.
         """
-        if self.try_reserve(request):
+        if self.try_reserve([request]):
             return
+        spans = self._spans([request])
         for allocator, drafted in self._groups:
-            allocator.require(request.row, first_position=request.first_position, target=_target(request, drafted))
+            ((row, first_position, target),) = spans[drafted]
+            allocator.require(row, first_position=first_position, target=target)
+        raise AssertionError("a reservation fails for want of pages only")
 
     def reserve_chunk(self, row: int, first_position: int, num_tokens: int, *, extra: int = 0) -> None:
         """``reserve`` of ``chunk``."""
@@ -154,10 +150,12 @@ class CacheManager:
         ``committed`` positions stay, and ``in_flight_tokens`` more for an overlapped round that is running.
         Pages that left the window of a query at ``committed`` go as well. Call it after drafting.
         """
-        target = committed + in_flight_tokens
+        self.roll_back_rows([(row, committed)], in_flight_tokens=in_flight_tokens)
+
+    def roll_back_rows(self, ends: Sequence[tuple[int, int]], *, in_flight_tokens: int = 0) -> None:
+        """``roll_back`` of rows with their committed positions."""
         for allocator, _ in self._groups:
-            allocator.roll_back(row, target=target)
-        self.release_skipped(row, committed)
+            allocator.settle(ends, in_flight_tokens=in_flight_tokens)
 
     def release_skipped(self, row: int, committed: int) -> None:
         """After a prompt chunk was launched: give back the pages that no query from ``committed`` on can see.
@@ -180,16 +178,20 @@ class CacheManager:
             for row, pages in allocator.take_changes()
         ]
 
+    def _spans(self, requests: Sequence[Reservation]) -> tuple[list[Span], list[Span]]:
+        """Spans of ``requests`` in groups that draft layers do not write, and in those that they do."""
+        plain, drafted = [], []
+        for row, first_position, num_tokens, extra in requests:
+            assert 0 <= row < self._max_rows, f"row {row} of {self._max_rows}"
+            end = first_position + num_tokens
+            plain.append((row, first_position, end))
+            drafted.append((row, first_position, end + extra))
+        return plain, drafted
+
     def check_integrity(self) -> None:
         """``PageAllocator.check_integrity`` of every group; linear in the number of pages."""
         for allocator in self.allocators.values():
             allocator.check_integrity()
-
-
-def _target(request: Reservation, drafted: bool) -> int:
-    """First raw position that the reservation need not cover."""
-    end = request.first_position + request.num_tokens
-    return end + request.extra if drafted else end
 
 
 def _check_groups(specs: Sequence[CacheGroupSpec], num_pages: Mapping[str, int], draft_groups: frozenset[str]) -> None:

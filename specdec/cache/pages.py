@@ -18,7 +18,7 @@ Physical page 0 is the dummy page: never handed out.
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specdec.cache.spec import CacheGroupSpec
@@ -26,6 +26,9 @@ from specdec.checks import integer, positive_int
 from specdec.errors import CapacityError
 
 NEVER = sys.maxsize
+
+Span = tuple[int, int, int]
+"""Row, position of its first query, and first raw position that it need not cover."""
 
 
 @dataclass(slots=True)
@@ -91,12 +94,26 @@ class PageAllocator:
             return freed, 0
         return freed, max(0, -(-target // self._page_tokens) - base - num_pages)
 
-    def lacks(self, row: int, *, first_position: int, target: int) -> bool:
-        """Whether ``reserve`` would find too few pages; changes nothing."""
-        if target <= self._rows[row].covered:
-            return False
-        freed, wanted = self.shortfall(row, first_position=first_position, target=target)
-        return wanted > len(self._free) + freed
+    def has_room(self, spans: Sequence[Span]) -> bool:
+        """Whether all ``spans``, of different rows and reserved in this order, would find their pages.
+
+        Changes nothing.
+        """
+        free, rows, page_tokens = len(self._free), self._rows, self._page_tokens
+        most = 0
+        for row, _, target in spans:
+            missing = target - rows[row].covered
+            if missing > 0:
+                most += -(-missing // page_tokens)
+        if most <= free:
+            # Room for all of them even if nothing comes back.
+            return True
+        for row, first_position, target in spans:
+            freed, wanted = self.shortfall(row, first_position=first_position, target=target)
+            free += freed - wanted
+            if free < 0:
+                return False
+        return True
 
     def require(self, row: int, *, first_position: int, target: int) -> None:
         """Raise CapacityError, and count it, when ``reserve`` would find too few pages; moves nothing."""
@@ -115,19 +132,24 @@ class PageAllocator:
         Raises CapacityError, with no page moved, when too few pages are free.
         """
         self.require(row, first_position=first_position, target=target)
-        self.advance(row, first_position=first_position, target=target)
+        self.advance([(row, first_position, target)])
 
-    def advance(self, row: int, *, first_position: int, target: int) -> None:
-        """``reserve`` for a caller who has checked that the pages are there."""
+    def advance(self, spans: Iterable[Span]) -> None:
+        """``reserve`` each of ``spans`` for a caller who knows that there is room."""
+        rows = self._rows
+        for row, first_position, target in spans:
+            state = rows[row]
+            if first_position >= state.leaves_at:
+                self.release_skipped(row, first_position=first_position)
+            if target > state.covered:
+                self._extend(row, target)
+            if target > state.cursor:
+                state.cursor = target
+
+    def _extend(self, row: int, target: int) -> None:
+        """Take pages up to ``target``, beyond those that the row has."""
         state = self._rows[row]
-        if first_position >= state.leaves_at:
-            self.release_skipped(row, first_position=first_position)
-        if target <= state.cursor:
-            return
-        state.cursor = target
-        if target <= state.covered:
-            return
-        wanted = -(-target // self._page_tokens) - state.base - len(state.page_ids)
+        wanted = -(-(target - state.covered) // self._page_tokens)
         assert wanted <= len(self._free), f"{self.spec.group_id}: advance without a check of the free list"
         state.page_ids.extend(self._free[: -wanted - 1 : -1])
         del self._free[-wanted:]
@@ -156,15 +178,25 @@ class PageAllocator:
         if target >= state.cursor:
             return
         state.cursor = target
-        # The last page is still needed.
-        if target > state.covered - self._page_tokens:
-            return
         keep = max(state.num_borrowed, -(-target // self._page_tokens) - state.base)
         if keep >= len(state.page_ids):
             return
         self._free.extend(reversed(state.page_ids[keep:]))
         del state.page_ids[keep:]
         self._note(row)
+
+    def settle(self, ends: Iterable[tuple[int, int]], *, in_flight_tokens: int = 0) -> None:
+        """Of each row and its committed positions: ``roll_back`` to them and what is in flight, ``release_skipped``."""
+        rows, page_tokens = self._rows, self._page_tokens
+        for row, committed in ends:
+            state, target = rows[row], committed + in_flight_tokens
+            if target < state.cursor:
+                if target > state.covered - page_tokens and target >= state.published:
+                    state.cursor = target
+                else:
+                    self.roll_back(row, target=target)
+            if committed >= state.leaves_at:
+                self.release_skipped(row, first_position=committed)
 
     def borrow(self, row: int, page_ids: Sequence[int], *, base: int, num_tokens: int) -> None:
         """Start a fresh row on pages that another row owns: logical pages ``base ..`` up to ``num_tokens``.

@@ -1,5 +1,7 @@
 """CacheManager: all groups move together or not at all, and the block tables follow."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import settings
@@ -101,9 +103,9 @@ def test_try_reserve_takes_all_pages_or_none_and_counts_no_failure():
     cache = manager(swa_pages=4)
     cache.reserve_chunk(0, 0, 100)
     before = snapshot(cache)
-    assert not cache.try_reserve(cache.chunk(1, 0, 63, extra=66))
+    assert not cache.try_reserve([cache.chunk(2, 0, 1), cache.chunk(1, 0, 63, extra=66)])
     assert (snapshot(cache), cache.num_failed) == (before, 0)
-    assert cache.try_reserve(cache.chunk(1, 0, 63))
+    assert cache.try_reserve([cache.chunk(1, 0, 63)])
     assert cursors(cache, row=1) == [63] * 6
     cache.check_integrity()
 
@@ -136,7 +138,7 @@ def test_row_that_does_not_exist_is_a_mistake_of_the_caller(row):
     with pytest.raises(AssertionError, match=f"row {row} of 3"):
         manager().reserve_chunk(row, 0, 4)
     with pytest.raises(AssertionError, match=f"row {row} of 3"):
-        manager().try_reserve(Reservation(row=row, first_position=0, num_tokens=4))
+        manager().try_reserve([Reservation(row=row, first_position=0, num_tokens=4)])
 
 
 def test_release_returns_everything():
@@ -208,7 +210,7 @@ class Serving(RuleBasedStateMachine):
         fits = self.cache.can_reserve([request])
         assert snapshot(self.cache) == before
         num_failed = self.cache.num_failed
-        assert self.cache.try_reserve(request) == fits
+        assert self.cache.try_reserve([request]) == fits
         assert self.cache.num_failed == num_failed
         if not fits:
             with pytest.raises(CapacityError):
@@ -237,6 +239,32 @@ class Serving(RuleBasedStateMachine):
         self.attempt(
             self.cache.decode(row, self.committed[row], width=width, num_draft_tokens=drafted, in_flight_tokens=flight)
         )
+
+    @rule(
+        widths=st.tuples(*[st.integers(1, 8)] * 3),
+        parts=st.tuples(*[st.floats(0, 1)] * 3),
+        order=st.permutations(range(3)),
+    )
+    def run_a_round_of_all_rows(self, widths: tuple[int, ...], parts: tuple[float, ...], order: list[int]) -> None:
+        """Reserving and rolling back together is what doing so row by row is, or happens for no row."""
+        requests = [self.cache.decode(row, self.committed[row], width=widths[row], num_draft_tokens=3) for row in order]
+        fits, before, num_failed = self.cache.can_reserve(requests), snapshot(self.cache), self.cache.num_failed
+        alone = copy.deepcopy(self.cache)
+        assert self.cache.try_reserve(requests) == fits
+        if not fits:
+            assert (snapshot(self.cache), self.cache.num_failed) == (before, num_failed)
+            return
+        for request in requests:
+            alone.reserve(request)
+        assert snapshot(self.cache) == snapshot(alone)
+        self.committed = [c + int(parts[row] * widths[row]) for row, c in enumerate(self.committed)]
+        self.open = [0, 0, 0]
+        kept = [self.pages_of(row) for row in order]
+        self.cache.roll_back_rows([(row, self.committed[row]) for row in order])
+        for row in order:
+            alone.roll_back(row, self.committed[row])
+        assert snapshot(self.cache) == snapshot(alone)
+        assert [self.pages_of(row) for row in order] == kept
 
     @rule(row=st.integers(0, 2), part=st.floats(0, 1))
     def commit_and_roll_back(self, row: int, part: float) -> None:
