@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.eagle3.config import NUM_LAYERS_READ, Eagle3Config
+from backends.growing_lengths import growing_lengths
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(queries [..., H, d], keys [..., G, d], values [..., G, d]) of the tokens at hand -> outputs [..., H, d]."""
@@ -160,4 +161,6 @@ def masked_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
     group = query.shape[2] // keys.shape[2]
     shared = (x.repeat_interleave(group, dim=2).transpose(1, 2) for x in (keys, values))
-    return F.scaled_dot_product_attention(query.transpose(1, 2), *shared, attn_mask=bias[:, None]).transpose(1, 2)
+    with growing_lengths():
+        out = F.scaled_dot_product_attention(query.transpose(1, 2), *shared, attn_mask=bias[:, None])
+    return out.transpose(1, 2)

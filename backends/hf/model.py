@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from backends.growing_lengths import growing_lengths
 from backends.hf.cache import RowCache
 from backends.hf.lean_llama import LeanLlama, is_lean
 from backends.hf.placement import Placement
@@ -117,7 +118,8 @@ class CausalModel:
             arguments["logits_to_keep"] = columns_C
         if hidden_layers:
             arguments["output_hidden_states"] = True
-        output = self.model(**arguments, return_dict=True)
+        with growing_lengths():
+            output = self.model(**arguments, return_dict=True)
         logits_BCV = output.logits if self._takes_columns else output.logits[:, columns_C]
         hidden_BQD = None
         if hidden_layers:
