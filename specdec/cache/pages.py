@@ -229,8 +229,11 @@ class PageAllocator:
 
     def take_changes(self) -> list[tuple[int, RowPages]]:
         """The rows whose pages changed since the last call, each once, with their pages."""
-        changed, self._changed = self._changed, set()
-        return [(row, self._rows[row]) for row in changed]
+        if not self._changed:
+            return []
+        changed = [(row, self._rows[row]) for row in self._changed]
+        self._changed.clear()
+        return changed
 
     def _note(self, row: int) -> None:
         """The pages of ``row`` have changed: what follows from them."""
@@ -257,5 +260,7 @@ class PageAllocator:
             assert owners.issuperset(lent), f"{name}: row {row} borrows a page that nobody owns"
             covered = (state.base + len(state.page_ids)) * self._page_tokens
             assert state.covered == covered, f"{name}: row {row} misjudges its pages"
+            leaves_at = (state.base + 1) * self._page_tokens + self._window - 1 if self._window else NEVER
+            assert state.leaves_at == leaves_at, f"{name}: row {row} misjudges its window"
             assert state.cursor <= covered, f"{name}: row {row} has no page up to its cursor"
             assert state.base == 0 or self._window, f"{name}: full history with a base"
