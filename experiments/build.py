@@ -12,7 +12,7 @@ import torch
 from drafters.common import MAX_DRAFT_TOKENS
 from drafters.none import NoneConfig, NoneDrafter
 from experiments.annotations import checked, declared
-from experiments.checkpoints import folder_of
+from experiments.checkpoints import check_head_fits, folder_of
 from experiments.kernels import choose_kernels
 from experiments.memory import CACHE_KEYS, check_fits, table_bytes
 from experiments.mistakes import nearest
@@ -60,6 +60,7 @@ def check_parts(config: Config, workload: Workload) -> Parts:
         sampling=tuple(sampling_params(config["sampling"], row) for row in workload.rows),
     )
     if (own := own_model(parts.drafter)) is not None:
+        check_head_fits(own[1], config["target"]["checkpoint"])
         folder_of(own[1], key="drafter.checkpoint")
     check_combination(parts.drafter, parts.verifier, parts.engine)
     if parts.verifier.coupling is Coupling.GREEDY:

@@ -3,10 +3,14 @@
 import os
 from pathlib import Path
 
-from specdec.errors import CheckpointError
+from specdec.errors import CheckpointError, ConfigError
 
 EMBEDDED = "embedded"
-EMBEDDED_FOLDER = Path(__file__).parent / "data" / "embedded"
+DATA = Path(__file__).parent / "data"
+EMBEDDED_FOLDER = DATA / "embedded"
+EMBEDDED_HEADS = {"embedded-eagle3": DATA / "heads" / "eagle3", "embedded-medusa": DATA / "heads" / "medusa"}
+"""Heads for the embedded checkpoint, by the name that ``drafter.checkpoint`` begins with."""
+SHIPPED = {EMBEDDED: EMBEDDED_FOLDER, **EMBEDDED_HEADS}
 NO_CHECKPOINT = "none"
 SMOLLM2 = "smollm2"
 FETCHED = (SMOLLM2,)
@@ -22,19 +26,34 @@ def cache_folder() -> Path:
 def folder_of(checkpoint: str, *, key: str = "target.checkpoint") -> Path | None:
     """Folder of a checkpoint; None for ``none``. Raises CheckpointError when there is no such folder.
 
-    checkpoint  a folder, or one of the names ``embedded``, ``none`` and ``smollm2``
+    checkpoint  a folder, or one of the names ``none`` and ``smollm2`` and of ``SHIPPED``
     key         the setting that it comes from
     """
     if checkpoint == NO_CHECKPOINT:
         return None
     if checkpoint in FETCHED:
         return _fetched(checkpoint)
-    folder = EMBEDDED_FOLDER if checkpoint == EMBEDDED else Path(checkpoint)
+    folder = SHIPPED.get(checkpoint, Path(checkpoint))
     if folder.is_dir():
         return folder
-    if checkpoint == EMBEDDED:
-        raise CheckpointError(f"this installation has no embedded checkpoint; set {key}=FOLDER")
+    if checkpoint in SHIPPED:
+        raise CheckpointError(f"this installation has no {checkpoint} checkpoint; set {key}=FOLDER")
     raise CheckpointError(f"{folder}: there is no such checkpoint folder (conf: {key})")
+
+
+def check_head_fits(head: str, target: str) -> None:
+    """Raise ConfigError for a head that ships, the default, over another target than the embedded one.
+
+    head, target  ``drafter.checkpoint`` and ``target.checkpoint``
+    """
+    if head not in EMBEDDED_HEADS:
+        return
+    folder = folder_of(target)
+    if folder is None or folder.resolve() != EMBEDDED_FOLDER.resolve():
+        raise ConfigError(
+            f"drafter.checkpoint must be set: {head} was trained for the embedded checkpoint, the target is {target} "
+            "(python -m experiments.train makes a head for it)"
+        )
 
 
 def _fetched(name: str) -> Path:

@@ -134,6 +134,7 @@ class Eagle3Schema(HeadSchema):
     """Settings of drafters.eagle3."""
 
     _target_: str = "drafters.eagle3.Eagle3Config"
+    checkpoint: str = "embedded-eagle3"
     loader: str = "experiments.heads.load_eagle3_head"
 
 
@@ -142,6 +143,7 @@ class MedusaSchema(HeadSchema):
     """Settings of drafters.medusa."""
 
     _target_: str = "drafters.medusa.MedusaConfig"
+    checkpoint: str = "embedded-medusa"
     loader: str = "experiments.heads.load_medusa_heads"
 
 

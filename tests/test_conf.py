@@ -24,8 +24,6 @@ GROUPS = ("target", "drafter", "verifier", "sampling", "workload", "engine", "lo
 COMPLETED = {
     "target=custom": ["target._target_=somewhere.load"],
     "drafter=draft_model": ["drafter.checkpoint=somewhere"],
-    "drafter=eagle3": ["drafter.checkpoint=somewhere"],
-    "drafter=medusa": ["drafter.checkpoint=somewhere"],
     "drafter=custom": ["drafter._target_=somewhere.Config"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "verifier=greedy": ["sampling.temperature=0"],
@@ -36,8 +34,6 @@ NOT_HERE = (
     "target=hf",
     "drafter=custom",
     "drafter=draft_model",
-    "drafter=eagle3",
-    "drafter=medusa",
     "drafter=suffix",
     "workload=file",
 )

@@ -63,14 +63,22 @@ def _blocks(asked: Wanted) -> list[list[Measurement]]:
             folder = folder_of(target)
             assert folder is not None, "every target of the table has a checkpoint"
             hashes = {"checkpoint": checkpoint_hash(folder), "code": code_hash(), "new_tokens": NEW_TOKENS[target]}
-            every = ways_of(target, temperature, asked.heads.get(target, {}))
+            heads = asked.heads.get(target, {})
+            every = ways_of(target, temperature, heads)
             ways = [way for way in every if not asked.only or way.name in (PLAIN, *asked.only)]
-            cells = [Cell.open(asked.out / f"{way.key}.json", {**hashes, **way.settings}) for way in ways]
+            settings = [{**hashes, **_head_hash(heads.get(way.name)), **way.settings} for way in ways]
+            cells = [Cell.open(asked.out / f"{way.key}.json", each) for way, each in zip(ways, settings, strict=True)]
             assert ways[0].name == PLAIN, "speed-ups are over the first"
             blocks.append(
                 [Measurement(way=way, cell=cell, plain=cells[0]) for way, cell in zip(ways, cells, strict=True)]
             )
     return blocks
+
+
+def _head_hash(head: str | None) -> dict[str, str]:
+    """Hash of a way's head, which its folder does not tell."""
+    folder = None if head is None else folder_of(head, key="TARGET.eagle3, TARGET.medusa")
+    return {} if folder is None else {"head": checkpoint_hash(folder)}
 
 
 def _measure(asked: Wanted, chosen: Sequence[Prompt], blocks: Sequence[Sequence[Measurement]]) -> bool:

@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.checkpoints import EMBEDDED
 from specdec.errors import ConfigError, SpecDecError
 
 EXIT_MISTAKE, EXIT_STOPPED = 2, 130
 TARGETS = ("embedded", "smollm2")
 HEADS = ("eagle3", "medusa")
+SHIPPED_HEADS = {EMBEDDED: {name: f"{EMBEDDED}-{name}" for name in HEADS}}
+"""Names that ``experiments.checkpoints`` knows, by target and drafter."""
 USAGE = """usage: specdec evidence [prompts=FILE] [limit=12] [builtin=6] [targets=embedded,smollm2] [only=NAME,NAME]
                         [TARGET.eagle3=FOLDER] [TARGET.medusa=FOLDER] [minutes=60] [out=evidence] [save=true]
 
@@ -20,7 +23,8 @@ plain decoding and exactness. One thread, one request at a time; all ways take t
   prompts=FILE   JSON lines as of workload=file, for example Spec-Bench's questions; first turns only
   limit=N        prompts of the file, one of each category in turn; builtin=N as many of the built-in ones
   TARGET.eagle3=FOLDER, TARGET.medusa=FOLDER   trained heads for a target (python -m experiments.train), for
-                 example embedded.eagle3=FOLDER; with a single target eagle3=FOLDER will do
+                 example smollm2.eagle3=FOLDER; with a single target eagle3=FOLDER will do; the embedded
+                 checkpoint has those that ship with it
   only=NAME,...  these drafters and plain decoding; save=true then adds them to the figures that are there
   minutes=N      stop after N minutes of CPU time; the same command goes on where it stopped
   out=FOLDER     one file per target, temperature and drafter; finished requests in them are kept
@@ -35,7 +39,7 @@ first (python -m experiments.fetch smollm2)."""
 class Wanted:
     """What a command line asks for.
 
-    heads  folders by target and drafter
+    heads  folders, or names of heads that ship, by target and drafter
     only   names of drafters; empty for all
     """
 
@@ -43,7 +47,7 @@ class Wanted:
     limit: int = 12
     builtin: int = 6
     targets: tuple[str, ...] = TARGETS
-    heads: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+    heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     minutes: float = 60.0
     out: Path = Path("evidence")
@@ -108,8 +112,8 @@ def _head_keys() -> dict[str, tuple[str, str]]:
     return {f"{target}.{name}": (target, name) for target in TARGETS for name in HEADS}
 
 
-def _heads(settings: Mapping[str, str], targets: tuple[str, ...]) -> dict[str, dict[str, Path]]:
-    heads: dict[str, dict[str, Path]] = {target: {} for target in targets}
+def _heads(settings: Mapping[str, str], targets: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    heads = {target: dict(SHIPPED_HEADS.get(target, {})) for target in targets}
     for key, value in settings.items():
         target, name = _head_keys().get(key, (targets[0], key))
         if name not in HEADS:
@@ -118,7 +122,7 @@ def _heads(settings: Mapping[str, str], targets: tuple[str, ...]) -> dict[str, d
             raise ConfigError(f"{key} names no target: {' or '.join(f'{each}.{key}' for each in targets)}=FOLDER")
         if target not in targets:
             raise ConfigError(f"{key} is for a target that is left out (targets={','.join(targets)})")
-        heads[target][name] = Path(value)
+        heads[target][name] = value
     return heads
 
 

@@ -90,7 +90,7 @@ def _first_turn(row: Row, source: str) -> Row:
     return replace(row, id=f"{source}/{row.id}", turns=turns, overrides={})
 
 
-def ways_of(target: str, temperature: int, heads: Mapping[str, Path]) -> tuple[Way, ...]:
+def ways_of(target: str, temperature: int, heads: Mapping[str, str]) -> tuple[Way, ...]:
     """Every way that can run, plain decoding first; ``heads`` are the target's, by ``eagle3`` and ``medusa``."""
     drafters = _of_embedded(heads) if target == EMBEDDED else _of_smollm2(heads)
     rule = (GumbelVerifierConfig() if temperature else GreedyVerifierConfig()).build()
@@ -107,7 +107,7 @@ def ways_of(target: str, temperature: int, heads: Mapping[str, Path]) -> tuple[W
     return tuple(ways)
 
 
-def _of_embedded(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
+def _of_embedded(heads: Mapping[str, str]) -> dict[str, DrafterConfig]:
     nextn = NextnConfig(num_draft_tokens=3)
     return {
         PLAIN: NoneConfig(),
@@ -123,7 +123,7 @@ def _of_embedded(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
     }
 
 
-def _of_smollm2(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
+def _of_smollm2(heads: Mapping[str, str]) -> dict[str, DrafterConfig]:
     lookup = NgramConfig(num_draft_tokens=LOOKUP_DRAFTS, max_ngram=LOOKUP_NGRAM)
     sure = NgramConfig(num_draft_tokens=LOOKUP_DRAFTS, max_ngram=8, min_ngram=3)
     return {
@@ -140,12 +140,12 @@ def _of_smollm2(heads: Mapping[str, Path]) -> dict[str, DrafterConfig]:
     }
 
 
-def _heads(folders: Mapping[str, Path], *, eagle3_drafts: int) -> dict[str, DrafterConfig]:
+def _heads(folders: Mapping[str, str], *, eagle3_drafts: int) -> dict[str, DrafterConfig]:
     found: dict[str, DrafterConfig] = {}
     if "eagle3" in folders:
-        found["eagle3"] = Eagle3Config(num_draft_tokens=eagle3_drafts, checkpoint=str(folders["eagle3"]))
+        found["eagle3"] = Eagle3Config(num_draft_tokens=eagle3_drafts, checkpoint=folders["eagle3"])
     if "medusa" in folders:
-        found["medusa"] = MedusaConfig(num_draft_tokens=3, checkpoint=str(folders["medusa"]))
+        found["medusa"] = MedusaConfig(num_draft_tokens=3, checkpoint=folders["medusa"])
     return found
 
 
@@ -156,10 +156,10 @@ def _suffix() -> dict[str, DrafterConfig]:
         return {}
 
 
-def notes_on(heads: Mapping[str, Mapping[str, Path]], measured: Collection[str] = ()) -> tuple[str, ...]:
+def notes_on(heads: Mapping[str, Mapping[str, str]], measured: Collection[str] = ()) -> tuple[str, ...]:
     """What is missing from the table, and why.
 
-    heads     folders by target and drafter
+    heads     see ``Wanted``
     measured  keys of ways that the table has already
     """
     found = []
