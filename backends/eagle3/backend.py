@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backends.eagle3.cache import DraftCache
+from backends.eagle3.cache import CacheRows, DraftCache
 from backends.eagle3.model import Eagle3Model, masked_attention
 from backends.eagle3.tree import TreeNodes, seen_slots
 from specdec.api import CacheGroupSpec, DraftInput, RoundLayout
@@ -47,7 +47,7 @@ class Eagle3Backend:
             head_dim=config.head_dim,
             like=model.fc.weight,
         )
-        self._rows_B: torch.Tensor | None = None
+        self._rows: CacheRows | None = None
         self._own_BD = torch.empty(0)
         self._positions_B = torch.empty(0)
         self._num_slots = 0
@@ -69,7 +69,7 @@ class Eagle3Backend:
             call = _call(layout, members, device)
             own_BQD = self._run(call, fused_TD[call.index_BQ], inputs.next_tokens_T[call.index_BQ])
             own_TD[call.packed_T] = own_BQD[call.batch_T, call.column_T]
-        self._rows_B = torch.tensor(layout.rows, dtype=torch.int64).to(device)
+        self._rows = CacheRows.of(layout.rows, device)
         self._num_slots = max(layout.seq_lens, default=0)
         self._own_BD = own_TD[inputs.newest_rows()]
         self._nodes = TreeNodes(self._own_BD)
@@ -77,7 +77,7 @@ class Eagle3Backend:
 
     def advance_draft_forward_metadata(self, seq_lens_B: torch.Tensor) -> None:
         """The next ``forward`` feeds position ``seq_lens_B - 1``; raises MetadataError before ``begin_draft``."""
-        if self._rows_B is None or len(seq_lens_B) != len(self._rows_B):
+        if self._rows is None or len(seq_lens_B) != len(self._rows):
             raise MetadataError("draft metadata was not initialized for these requests: begin_draft opens a draft")
         self._positions_B = seq_lens_B - 1
         # No request is longer than the longest of the pass and one slot for each step: known without asking the device.
@@ -87,14 +87,14 @@ class Eagle3Backend:
     @torch.no_grad()
     def forward(self, tokens_B: torch.Tensor) -> torch.Tensor:
         """One draft step with the tokens drafted last, int64 [B]; logits float32 [B, V]."""
-        rows_B = self._rows_B
-        assert rows_B is not None, "advance_draft_forward_metadata comes first"
+        rows = self._rows
+        assert rows is not None, "advance_draft_forward_metadata comes first"
         positions_B1, num_slots = self._positions_B[:, None], self._num_slots
         slots_W = torch.arange(num_slots, device=positions_B1.device)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self._cache.write(rows_B, self._positions_B, key[:, 0], value[:, 0])
-            return masked_attention(query, *self._cache.read(rows_B, num_slots), slots_W <= positions_B1[..., None])
+            self._cache.write(rows.index_B, self._positions_B, key[:, 0], value[:, 0])
+            return masked_attention(query, *self._cache.read(rows, num_slots), slots_W <= positions_B1[..., None])
 
         own_B1D = self.model(self._own_BD[:, None], tokens_B[:, None], positions_B1, attend)
         self._own_BD = own_B1D[:, 0]
@@ -109,8 +109,8 @@ class Eagle3Backend:
         seq_lens_B  int64 committed positions; the nodes lie behind them in the cache, as they are fed
         parents_BM  int64 number of each node's parent among the nodes fed in this round, -1 for the newest token
         """
-        rows_B, nodes = self._rows_B, self._nodes
-        if rows_B is None or nodes is None:
+        rows, nodes = self._rows, self._nodes
+        if rows is None or nodes is None:
             raise MetadataError("draft metadata was not initialized: begin_draft opens a draft")
         first, num_new = nodes.num_nodes, tokens_BM.shape[1]
         num_slots = self._num_slots + first + num_new
@@ -121,8 +121,8 @@ class Eagle3Backend:
         seen_BMW = seen_slots(seq_lens_B, sees_BMN, num_slots)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self._cache.write(rows_B[:, None].expand_as(slots_BM), slots_BM, key, value)
-            return masked_attention(query, *self._cache.read(rows_B, num_slots), seen_BMW)
+            self._cache.write(rows.index_B[:, None].expand_as(slots_BM), slots_BM, key, value)
+            return masked_attention(query, *self._cache.read(rows, num_slots), seen_BMW)
 
         own_BMD = self.model(nodes.states_of(parents_BM), tokens_BM, positions_BM, attend)
         nodes.add(own_BMD, sees_BMN)
@@ -131,12 +131,12 @@ class Eagle3Backend:
     def _run(self, call: "_Call", fused_BQD: torch.Tensor, tokens_BQ: torch.Tensor) -> torch.Tensor:
         """Own states [B, Q, D] of some requests of the pass; writes the slots of their real tokens."""
         slots_W = torch.arange(call.num_slots, device=fused_BQD.device)
-        rows_T, slots_T = call.rows_B[call.batch_T], call.positions_BQ[call.batch_T, call.column_T]
+        rows_T, slots_T = call.rows.index_B[call.batch_T], call.positions_BQ[call.batch_T, call.column_T]
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             real = call.batch_T, call.column_T
             self._cache.write(rows_T, slots_T, key[real], value[real])
-            keys, values = self._cache.read(call.rows_B, call.num_slots)
+            keys, values = self._cache.read(call.rows, call.num_slots)
             return masked_attention(query, keys, values, slots_W <= call.positions_BQ[..., None])
 
         return self.model(fused_BQD, tokens_BQ, call.positions_BQ, attend)
@@ -171,14 +171,14 @@ class _Call:
 
     index_BQ      packed index of every column; padding repeats a request's last token
     positions_BQ  their positions; those of padding lie beyond the request
-    rows_B        engine rows
+    rows          engine rows
     packed_T, batch_T, column_T  of the real tokens
     num_slots     slots that their queries are shown
     """
 
     index_BQ: torch.Tensor
     positions_BQ: torch.Tensor
-    rows_B: torch.Tensor
+    rows: CacheRows
     packed_T: torch.Tensor
     batch_T: torch.Tensor
     column_T: torch.Tensor
@@ -196,7 +196,7 @@ def _call(layout: RoundLayout, members: Sequence[int], device: torch.device) -> 
     return _Call(
         index_BQ=torch.tensor(index, dtype=torch.int64).to(device),
         positions_BQ=torch.tensor(positions, dtype=torch.int64).to(device),
-        rows_B=torch.tensor([layout.rows[b] for b in members], dtype=torch.int64).to(device),
+        rows=CacheRows.of([layout.rows[b] for b in members], device),
         packed_T=real_3T[0],
         batch_T=real_3T[1],
         column_T=real_3T[2],

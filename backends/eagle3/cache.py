@@ -4,9 +4,34 @@ A slot is the position of the state that it was made from. It is overwritten whe
 rejected tokens need no step of their own: what lies behind a query is hidden until it is written anew.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 GROWTH = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheRows:
+    """Engine rows of some requests.
+
+    index_B  int64, to write by
+    place    to read by: a slice where they lie side by side, as nothing is copied then
+    """
+
+    index_B: torch.Tensor
+    place: torch.Tensor | slice
+
+    @classmethod
+    def of(cls, rows: Sequence[int], device: torch.device) -> "CacheRows":
+        """From numbers that the host knows."""
+        index_B = torch.tensor(rows, dtype=torch.int64).to(device)
+        side_by_side = list(rows) == list(range(rows[0], rows[0] + len(rows))) if rows else False
+        return cls(index_B=index_B, place=slice(rows[0], rows[0] + len(rows)) if side_by_side else index_B)
+
+    def __len__(self) -> int:
+        return len(self.index_B)
 
 
 class DraftCache:
@@ -31,9 +56,9 @@ class DraftCache:
         self.keys[rows, slots] = keys
         self.values[rows, slots] = values
 
-    def read(self, rows_B: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, ``num_slots``, G, d] of rows."""
-        return self.keys[rows_B, :num_slots], self.values[rows_B, :num_slots]
+    def read(self, rows: CacheRows, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, ``num_slots``, G, d] of rows; perhaps views, so that they are used before a write."""
+        return self.keys[rows.place, :num_slots], self.values[rows.place, :num_slots]
 
 
 def _grown(old: torch.Tensor, capacity: int) -> torch.Tensor:

@@ -160,7 +160,9 @@ def masked_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     """
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
     group = query.shape[2] // keys.shape[2]
-    shared = (x.repeat_interleave(group, dim=2).transpose(1, 2) for x in (keys, values))
+    if group > 1:
+        keys, values = (x.repeat_interleave(group, dim=2) for x in (keys, values))
+    query, keys, values = (x.transpose(1, 2) for x in (query, keys, values))
     with growing_lengths():
-        out = F.scaled_dot_product_attention(query.transpose(1, 2), *shared, attn_mask=bias[:, None])
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias[:, None])
     return out.transpose(1, 2)
