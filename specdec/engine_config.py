@@ -35,7 +35,8 @@ class EngineConfig:
                      True without CUDA calls the function that would be recorded, which is for tests
     graph_batch_sizes  batches that are recorded; a smaller one is padded to the next, one above all runs eagerly.
                      None: the powers of two below max_batch, and max_batch
-    kernels          implementation of the target's operators, as its loader chose it; for the report only
+    kernels          implementation of the target's operators, as its loader chose it: for the report, and because
+                     those of ``reference`` cannot be recorded on a GPU
     record_probs     whether step rows have the probability of every drafted token under target and draft
     seed             seed of the run, for requests without a seed of their own
     """

@@ -9,6 +9,8 @@ from specdec.errors import ConfigError
 from specdec.rounds.parts import RoundResult
 
 US_PER_S = 1e6
+# The operators in plain torch: their shapes follow from values, which no graph can record.
+READS_THE_DEVICE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ def choose_graphs(config: EngineConfig, target: Target) -> GraphChoice:
         problem = "the target has no forward_packed"
     elif config.batch_invariant:
         problem = "engine.batch_invariant pads every pass itself"
+    elif target.device.type == "cuda" and config.kernels == READS_THE_DEVICE:
+        problem = f"engine.kernels={config.kernels} reads from the device within a pass"
     if problem is None and config.graphs:
         return GraphChoice(True, "engine.graphs=true")
     if config.graphs:
