@@ -5,8 +5,8 @@ Two measurements per point:
 
 - Replay: the round that the engine records, as one CUDA graph over filled caches, timed between events. One replay is
   traced (CUPTI through torch.profiler) and its launches are cut into phases: prefixes of the same round that end where
-  a phase ends are traced only to be counted, and must launch what the whole begins with. So the times of the phases and
-  of the gaps between their launches add up to the span of that replay.
+  a phase ends are traced only to be counted, and must launch what the whole begins with. What of the untraced time no
+  launch fills is idle: tracing itself makes the host feed a replay more slowly, so its own gaps are printed as such.
 - Engine: requests through ``Engine`` over the same target and caches: median time of a round with a full batch, and
   how much of it the host worked while the device did not (``engine.execution``); what it takes beyond its replay is
   lost. Weights are random, so hardly a draft is accepted; tokens per second at a given acceptance follow from the
@@ -151,13 +151,15 @@ def measure_replay(world: World, num_drafts: int) -> dict:
     del graph
     names = {phase: trace_replay(capture([function]), replays=1).names for phase, function in functions.items()}
     phases = cut(whole, names, last=RESULT)
+    found = shares(phases, 1e3 * replay_ms)
     of_target = next(phase.num_launches for phase in phases if phase.name == TARGET)
     return {
         "replay_ms": replay_ms,
         "traced_span_us": whole.span_us,
         "phases": [{**asdict(phase), "gap_us": phase.gap_us} for phase in phases],
-        "shares": shares(phases),
-        "idle_share": whole.idle_share,
+        "shares": found,
+        "idle_share": found[GAPS],
+        "traced_idle_share": whole.idle_share,
         "launches": whole.num_launches,
         "launches_of_target": of_target,
         "launches_of_target_per_layer": of_target / len(world.target.pool.kinds),
@@ -170,14 +172,14 @@ def show_replay(batch: int, num_drafts: int, replay: dict) -> None:
     goal, idle = IDLE_GOALS.get(batch), replay["idle_share"]
     target = "" if goal is None else f" (goal < {goal:.0%}: {'met' if idle < goal else 'MISSED'})"
     print(
-        f"batch {batch:2} K={num_drafts}: replay {1e3 * replay['replay_ms']:.0f} us; traced "
-        f"{replay['traced_span_us']:.0f} us, idle {idle:.1%}{target}; {replay['launches']} launches, "
+        f"batch {batch:2} K={num_drafts}: replay {1e3 * replay['replay_ms']:.0f} us, idle {idle:.1%}{target}; traced "
+        f"{replay['traced_span_us']:.0f} us, idle {replay['traced_idle_share']:.1%}; {replay['launches']} launches, "
         f"{replay['launches_of_target_per_layer']:.1f} per layer of the target with its embedding, index lists and head"
     )
     for phase in replay["phases"]:
         print(
             f"    {phase['name']:30} {replay['shares'][phase['name']]:6.1%} {phase['busy_us']:8.1f} us busy, "
-            f"{phase['gap_us']:6.1f} us idle, {phase['num_launches']:3} launches"
+            f"{phase['gap_us']:6.1f} us idle in the trace, {phase['num_launches']:3} launches"
         )
     print(f"    {GAPS:30} {replay['shares'][GAPS]:6.1%}", flush=True)
 

@@ -59,8 +59,10 @@ def cut(whole: ReplayTrace, prefixes: Mapping[str, Sequence[str]], last: str) ->
     return found
 
 
-def shares(phases: Sequence[Phase]) -> dict[str, float]:
-    """Share of the replay in which each phase ran, and in ``GAPS`` nothing; they add up to 1."""
-    span_us = sum(phase.span_us for phase in phases)
-    found = {phase.name: phase.busy_us / span_us for phase in phases}
-    return {**found, GAPS: sum(phase.gap_us for phase in phases) / span_us}
+def shares(phases: Sequence[Phase], replay_us: float) -> dict[str, float]:
+    """Share of an untraced replay of ``replay_us`` in which each phase runs, and in ``GAPS`` nothing; they add up to 1.
+
+    How long its launches run is taken from the trace; the gaps between them are not, since tracing lengthens them.
+    """
+    found = {phase.name: phase.busy_us / replay_us for phase in phases}
+    return {**found, GAPS: 1 - sum(found.values())}

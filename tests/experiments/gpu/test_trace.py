@@ -28,9 +28,12 @@ def test_phases_add_up_to_the_replay() -> None:
     assert [each.num_launches for each in phases] == [1, 2, 1, 1]
     assert [each.span_us for each in phases] == [2, 6, 1, 2]
     assert [each.gap_us for each in phases] == [1, 1, 0, 0]
-    found = shares(phases)
+
+
+def test_shares_are_those_of_an_untraced_replay() -> None:
+    found = shares(cut(WHOLE, PREFIXES, last="result"), replay_us=10.0)
     assert sum(found.values()) == pytest.approx(1.0)
-    assert found["target"] == pytest.approx(5 / 11) and found[GAPS] == pytest.approx(2 / 11)
+    assert found["target"] == pytest.approx(5 / 10) and found[GAPS] == pytest.approx(1 / 10)
 
 
 def test_a_prefix_that_is_not_what_the_round_begins_with_is_refused() -> None:
