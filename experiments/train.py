@@ -2,8 +2,9 @@
 
 ``v4_nextn`` trains a DeepSeek-V4 and its NextN layer from a corpus; to continue an interrupted run, start it again with
 ``hydra.run.dir`` set to its folder. ``eagle3``, ``medusa`` and ``nextn`` train a head for the frozen ``target=...`` on
-text that the target writes itself; ``texts`` writes such text for several heads to learn from. The trainers know no
-Hydra; this module checks their settings and hands them over.
+text that the target writes itself; ``texts`` writes such text for several heads to learn from, which
+``trainer.text.files`` names. With ``trainer.checkpoint=FOLDER`` a head that exists is measured instead. The trainers
+know no Hydra; this module checks their settings and hands them over.
 """
 
 import hashlib

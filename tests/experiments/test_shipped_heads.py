@@ -12,6 +12,8 @@ from experiments.build import EngineMaker
 from experiments.checkpoints import EMBEDDED_FOLDER, EMBEDDED_HEADS, check_head_fits, folder_of
 from experiments.schemas import Eagle3Schema, MedusaSchema
 from experiments.targets import LoadedTarget, TargetRequest
+from experiments.training.heads.outcome import training_of
+from experiments.training.heads.report import CARD
 from specdec.api import DrafterConfig
 from specdec.engine import EngineConfig
 from specdec.request import Request, RequestOutput
@@ -46,6 +48,16 @@ def test_weights_are_finite_and_small(name: str) -> None:
     (weights,) = folder_of(name).glob("*.safetensors")
     assert weights.stat().st_size < 8_000_000
     assert all(bool(value.isfinite().all()) for value in load_file(weights).values())
+
+
+@pytest.mark.parametrize("name", EMBEDDED_HEADS)
+def test_the_card_says_how_a_head_was_made_and_that_it_is_free(name: str) -> None:
+    folder = folder_of(name)
+    card = (folder / CARD).read_text(encoding="utf-8")
+    assert "Apache-2.0" in card and "/tmp" not in card
+    made = training_of(folder)
+    assert f"`{made['command']}`" in card and made["target"] == "embedded"
+    assert made["parameters"] == sum(value.numel() for value in load_file(next(folder.glob("*.safetensors"))).values())
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.checkpoint)

@@ -11,7 +11,9 @@ from specdec.errors import ConfigError
 
 WHERE = "trainer"
 TEXTS = "texts"
-KINDS = ("eagle3", "medusa", "nextn", TEXTS)
+HEADS = ("eagle3", "medusa")
+"""Those that lie in a folder of their own."""
+KINDS = (*HEADS, "nextn", TEXTS)
 STREAMS = ("flattened", "mean")
 DTYPES = ("fp32", "bf16")
 
@@ -102,6 +104,8 @@ class HeadTrainerConfig:
     """One training run.
 
     kind             eagle3, medusa or nextn; texts writes what the others can read with ``text.files``
+    checkpoint       eagle3, medusa: a head that exists, predicted and measured instead of training one; a folder or the
+                     name of a head that ships
     depth            tokens drafted in a round: the head is unrolled to this depth (training-time test)
     minutes          length of the training loop
     max_steps        stop and schedule by steps instead; 0 for by time
@@ -119,6 +123,7 @@ class HeadTrainerConfig:
     """
 
     kind: str
+    checkpoint: str | None = None
     depth: int = 3
     minutes: float = 2.0
     max_steps: int = 0
@@ -143,6 +148,11 @@ class HeadTrainerConfig:
         checks.one_of("kind", self.kind, KINDS, where=f"{WHERE}.kind")
         if self.kind == TEXTS and self.text.files:
             raise ConfigError(f"trainer=texts writes texts and reads none (conf: {WHERE}.text.files)")
+        if self.checkpoint is not None and self.kind not in HEADS:
+            raise ConfigError(
+                f"a head that exists is measured with trainer={' or trainer='.join(HEADS)}, got {self.kind} "
+                f"(conf: {WHERE}.checkpoint)"
+            )
         checks.integer("depth", self.depth, low=1, high=31, where=f"{WHERE}.depth")
         checks.integer("sequence_tokens", self.sequence_tokens, low=8, where=f"{WHERE}.sequence_tokens")
         values = dataclasses.asdict(self)

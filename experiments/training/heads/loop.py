@@ -18,14 +18,15 @@ from experiments.targets import LoadedTarget
 from experiments.training.heads import report
 from experiments.training.heads.config import TEXTS, HeadTrainerConfig
 from experiments.training.heads.frozen import FrozenTarget, frozen
-from experiments.training.heads.measure import measure, predict
+from experiments.training.heads.outcome import acceptance_of, keep_training, training_of, where_from
 from experiments.training.heads.run import Clock, HeadRun, Say
 from experiments.training.heads.states import DumpedStates, LiveStates, check_disk, dump_bytes
 from experiments.training.heads.text_files import NAME, Origin, load_texts, save_texts
-from experiments.training.heads.texts import Prompts, Text, read_prompts, split_prompts, verifier_config, write_texts
-from experiments.training.heads.trainees import Trainee, check_trainee, make_trainee
+from experiments.training.heads.texts import Prompts, Text, read_prompts, split_prompts, write_texts
+from experiments.training.heads.trainees import Trainee, check_trainee, make_trainee, stored_trainee
 from experiments.training.loop import CHECKPOINT_FOLDER, RESULT_FILE, announce, command_line
 from specdec.errors import ConfigError, WorkloadError
+from specdec.request import Request
 
 Settings = Mapping[str, Any]
 
@@ -38,7 +39,10 @@ def train_head(
     clock: Clock = time.monotonic,
     say: Say = announce,
 ) -> dict[str, Any]:
-    """Train, store in ``folder/checkpoint``, predict and measure; returns the result, which is also written."""
+    """Train, store in ``folder/checkpoint``, predict and measure; returns the result, which is also written.
+
+    With ``config.checkpoint`` the head of that folder is predicted and measured, and nothing is trained.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,62 +50,116 @@ def train_head(
     device, dtype = device_of(whole), dtype_of(whole)
     rows = read_prompts(config.text)
     loaded = load_target(whole)
-    prompts = split_prompts(rows, loaded, config)
+    prompts = split_prompts(rows, loaded, config, hold_all=_is_from_elsewhere(config))
     source = folder_of(target_settings["checkpoint"])
     began = clock()
     if config.kind == TEXTS:
         training = write_texts(loaded, prompts.training, config, dtype=dtype, clock=clock)
         return _keep_texts(config, training, source, folder, seconds=clock() - began, say=say)
     target = frozen(loaded)
+    if config.checkpoint is not None:
+        name = str(target_settings["checkpoint"])
+        return _measure_head(config, loaded, target, prompts.heldout, folder, name=name, dtype=dtype, say=say)
     check_trainee(config, loaded, target)
-    training = _training_texts(config, loaded, prompts, source, dtype=dtype, clock=clock)
+    texts = _training_texts(config, loaded, prompts, source, dtype=dtype, clock=clock)
     heldout = write_texts(loaded, prompts.heldout, config, dtype=dtype)
-    num_tokens = sum(len(text.tokens) for text in training)
+    num_tokens = sum(len(text.tokens) for text in texts)
     how = "read" if config.text.files else "written"
     say(
-        f"{len(training)} texts of {num_tokens:,} tokens {how}, and {len(heldout)} held-out ones written, in "
+        f"{len(texts)} texts of {num_tokens:,} tokens {how}, and {len(heldout)} held-out ones written, in "
         f"{clock() - began:.1f} s"
     )
-    vocabulary, notes = draft_vocabulary(config, training, vocab_size=target.lent.head.shape[0])
+    vocabulary, notes = draft_vocabulary(config, texts, vocab_size=target.lent.head.shape[0])
     trainee = make_trainee(config, loaded, target, vocabulary=vocabulary, folder=source)
-    states = state_source(config, trainee, target, training, folder, say)
-    run = HeadRun(config, trainee, target, training, states)
+    states = state_source(config, trainee, target, texts, folder, say)
+    run = HeadRun(config, trainee, target, texts, states)
     seconds = run.run(folder, clock=clock, say=say)
     checkpoint = folder / CHECKPOINT_FOLDER
     trainee.save(checkpoint, dtype)
-    predicted = predict(trainee, target, heldout, config)
-    measured_on = loaded if config.kind != "nextn" else load_target(_with_checkpoint(whole, checkpoint))
-    drafter = trainee.drafting(checkpoint, config.depth)
-    measured, outputs = measure(measured_on, drafter, prompts.heldout, config, dtype=dtype)
-    result = {
-        "command": command_line(),
+    training = {
+        **where_from(device),
         "config": dataclasses.asdict(config),
+        "kind": config.kind,
         "target": str(target_settings["checkpoint"]),
         "parameters": sum(p.numel() for p in run.parameters),
         "stored_as": "the target's own formats" if config.kind == "nextn" else str(dtype).removeprefix("torch."),
         "texts": {
-            "training": len(training),
+            "training": len(texts),
             "tokens": num_tokens,
-            "own_tokens": sum(len(text.tokens) - text.num_prompt for text in training),
-            "heldout": len(heldout),
+            "own_tokens": sum(len(text.tokens) - text.num_prompt for text in texts),
         },
         "steps": run.steps,
         "seconds": seconds,
-        "depths": report.depth_rows(predicted, measured),
-        "tokens_per_step": {
-            "predicted": predicted.expected.tokens_per_step,
-            "measured": measured.tokens_per_step,
-        },
-        "rule": verifier_config(config).build().name,
-        "notes": [*notes, *_same_text(config, heldout, outputs)],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
+        "notes": notes,
     }
+    keep_training(checkpoint, training)
+    measured_on = loaded if config.kind != "nextn" else load_target(_with_checkpoint(whole, checkpoint))
+    drafter = trainee.drafting(checkpoint, config.depth)
+    found = acceptance_of(trainee, target, drafter, measured_on, prompts.heldout, heldout, config, dtype=dtype)
+    result = {**training, **found, "notes": [*notes, *found["notes"]]}
     report.write_card(checkpoint, result)
-    (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for line in (*report.table(result), *result["notes"], f"head and card: {checkpoint}"):
-        say(line)
+    _tell(result, result["notes"], folder, say)
+    say(f"head and card: {checkpoint}")
     return result
+
+
+def _measure_head(
+    config: HeadTrainerConfig,
+    loaded: LoadedTarget,
+    target: FrozenTarget,
+    requests: Sequence[Request],
+    folder: Path,
+    *,
+    name: str,
+    dtype: torch.dtype,
+    say: Say,
+) -> dict[str, Any]:
+    """Predict and measure a head that exists for the target ``name``.
+
+    Its folder stays as it is; result and card come into ``folder``.
+    """
+    head = _head_folder(config)
+    trainee = stored_trainee(config, target, head)
+    texts = write_texts(loaded, requests, config, dtype=dtype)
+    say(f"{len(texts)} held-out texts written")
+    training = training_of(head)
+    drafter = trainee.drafting(head, config.depth)
+    found = acceptance_of(trainee, target, drafter, loaded, requests, texts, config, dtype=dtype)
+    result = {
+        "kind": config.kind,
+        "target": name,
+        **training,
+        **found,
+        "notes": [*training.get("notes", ()), *found["notes"]],
+        "measured": where_from(target.lent.head.device),
+    }
+    report.write_card(folder, result)
+    _tell(result, found["notes"], folder, say)
+    say(f"card: {folder / report.CARD}")
+    return result
+
+
+def _tell(result: Mapping[str, Any], notes: Sequence[str], folder: Path, say: Say) -> None:
+    """Write the result; say its table and notes."""
+    (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for line in (*report.table(result), *notes):
+        say(line)
+
+
+def _head_folder(config: HeadTrainerConfig) -> Path:
+    assert config.checkpoint is not None, "a head that exists is asked for"
+    folder = folder_of(config.checkpoint, key="trainer.checkpoint")
+    if folder is None:
+        raise ConfigError(f"a head lies in a folder, got {config.checkpoint} (conf: trainer.checkpoint)")
+    return folder
+
+
+def _is_from_elsewhere(config: HeadTrainerConfig) -> bool:
+    """Whether a head that exists has learned from none of the prompts, as far as its folder tells."""
+    if config.checkpoint is None:
+        return False
+    learned = training_of(_head_folder(config)).get("config")
+    return learned is None or bool(learned["text"]["files"])
 
 
 def _training_texts(
@@ -165,6 +223,8 @@ def whole_settings(config: HeadTrainerConfig, target_settings: Settings) -> dict
 def check_head(config: HeadTrainerConfig, target_settings: Settings) -> None:
     """Raise SpecDecError for settings that cannot work, before anything is loaded."""
     read_prompts(config.text)
+    if config.checkpoint is not None:
+        _head_folder(config)
     whole = whole_settings(config, target_settings)
     device_of(whole)
     target_request(whole)
@@ -210,13 +270,3 @@ def state_source(
 
 def _with_checkpoint(whole: Settings, checkpoint: Path) -> dict[str, Any]:
     return {**whole, "target": {**whole["target"], "checkpoint": str(checkpoint)}}
-
-
-def _same_text(config: HeadTrainerConfig, heldout: Sequence[Text], outputs: Sequence[Any]) -> list[str]:
-    """Under the greedy rule the head must not have changed a token."""
-    if verifier_config(config).build().name != "greedy":
-        return []
-    plain = {text.tokens for text in heldout}
-    found = {(*output.prompt_ids, *output.output_ids) for output in outputs}
-    missing = len(plain - found)
-    return [f"lossless: {len(plain) - missing} of {len(plain)} held-out texts are those of plain decoding"]

@@ -47,27 +47,20 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Tokens per step: {result['tokens_per_step']['predicted']:.3f} predicted, "
         f"{result['tokens_per_step']['measured']:.3f} measured ({result['rule']}, temperature "
-        f"{result['config']['text']['temperature']:g})."
+        f"{result['temperature']:g}, at most {len(result['depths'])} drafted)."
     )
 
 
 def card(result: Mapping[str, Any]) -> str:
     """The text of ``README.md``."""
-    config = result["config"]
-    lines = [
-        f"# {NAMES[config['kind']]} for {result['target']}",
-        "",
-        "Trained for a frozen target on text that the target wrote itself.",
-        "",
-        f"- Parameters trained: {result['parameters'] / 1e6:.2f} M, stored as {result['stored_as']}.",
-        f"- Text: {result['texts']['training']} texts of {result['texts']['tokens']:,} tokens; "
-        f"{result['texts']['heldout']} held-out prompts.",
-        f"- Training: {result['steps']} steps of {config['batch_sequences']} texts in {result['seconds']:.0f} s, "
-        f"unrolled to depth {config['depth']}; AdamW {config['lr']:g}; {config['distil']:.0%} of the loss imitates the "
-        "target's law.",
-        f"- Command: `{result['command']}` ({result['device']}, torch {result['torch']}).",
-        "",
-        "## Acceptance by depth: predicted at training time, and measured",
+    lines = [f"# {NAMES[result['kind']]} for {result['target']}", ""]
+    if "config" in result:
+        lines += ["Trained for a frozen target on text that the target wrote itself.", "", *_training_lines(result), ""]
+    lines += ["## Acceptance by depth: predicted without the engine, and measured", ""]
+    if "measured" in result:
+        lines += [_by("Measured apart from training", result["measured"]), ""]
+    lines += [
+        f"{result['heldout']} prompts that the head has not learned from.",
         "",
         *table(result),
         "",
@@ -76,6 +69,25 @@ def card(result: Mapping[str, Any]) -> str:
     if result["notes"]:
         lines += ["", *(f"- {note}" for note in result["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def _training_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    config, texts = result["config"], result["texts"]
+    yield f"- Parameters trained: {result['parameters'] / 1e6:.2f} M, stored as {result['stored_as']}."
+    yield (
+        f"- Text: {texts['training']} texts of {texts['tokens']:,} tokens, of which the target wrote "
+        f"{texts['own_tokens']:,}."
+    )
+    yield (
+        f"- Training: {result['steps']} steps of {config['batch_sequences']} texts in {result['seconds']:.0f} s, "
+        f"unrolled to depth {config['depth']}; AdamW {config['lr']:g}; {config['distil']:.0%} of the loss imitates the "
+        "target's law."
+    )
+    yield _by("- Command", result)
+
+
+def _by(what: str, made: Mapping[str, Any]) -> str:
+    return f"{what}: `{made['command']}` ({made['device']}, torch {made['torch']})."
 
 
 def write_card(folder: Path, result: Mapping[str, Any]) -> None:

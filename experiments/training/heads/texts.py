@@ -64,16 +64,20 @@ def read_prompts(settings: TextSettings) -> tuple[Row, ...]:
     return take_round_robin(rows, settings.max_prompts or None)
 
 
-def split_prompts(rows: Sequence[Row], loaded: LoadedTarget, config: HeadTrainerConfig) -> Prompts:
+def split_prompts(
+    rows: Sequence[Row], loaded: LoadedTarget, config: HeadTrainerConfig, *, hold_all: bool = False
+) -> Prompts:
     """Requests for the target; the held-out ones are chosen by the seed, and each is asked for once.
 
-    Who reads texts holds out all prompts, and who only writes them holds out none.
+    With ``hold_all`` they all are, as for who reads texts; who only writes texts holds out none.
     """
     text = config.text
     order = random.Random(config.seed).sample(range(len(rows)), len(rows))
     num_heldout = min(max(round(text.heldout * len(rows)), 1), len(rows) - 1)
-    if text.files or config.kind == TEXTS:
-        num_heldout = len(rows) if text.files else 0
+    if hold_all or text.files:
+        num_heldout = len(rows)
+    elif config.kind == TEXTS:
+        num_heldout = 0
     heldout = [rows[i] for i in sorted(order[:num_heldout])]
     training = [rows[i] for i in sorted(order[num_heldout:])]
     sampling = SamplingParams(temperature=text.temperature, max_new_tokens=text.max_new_tokens)

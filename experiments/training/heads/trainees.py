@@ -16,9 +16,9 @@ from backends.deepseek_v4.weights.files import CONFIG, read_json
 from backends.eagle3.config import NUM_LAYERS_READ, Eagle3Config, default_layers
 from backends.eagle3.dense import dense_eagle3, shift
 from backends.eagle3.model import Eagle3Model
-from backends.eagle3.weights import borrowed, check_target, save_eagle3
-from backends.medusa.model import MedusaConfig, MedusaModel
-from backends.medusa.weights import save_medusa
+from backends.eagle3.weights import borrowed, check_target, load_eagle3, save_eagle3
+from backends.medusa.model import HeadInput, MedusaConfig, MedusaModel
+from backends.medusa.weights import load_medusa, save_medusa
 from backends.nextn.dense import dense_nextn
 from drafters.eagle3 import Eagle3Config as Eagle3Drafting
 from drafters.medusa import MedusaConfig as MedusaDrafting
@@ -31,7 +31,7 @@ from experiments.training.export import TOKENIZER, export_checkpoint, load_store
 from experiments.training.heads.config import HeadTrainerConfig
 from experiments.training.heads.frozen import FrozenTarget
 from specdec.api import LAST_LAYER, DrafterConfig
-from specdec.errors import UnsupportedError
+from specdec.errors import ConfigError, UnsupportedError
 
 HEAD_WIDTH = 64
 MIXED_IN = 0.3
@@ -88,11 +88,26 @@ def make_trainee(
     """
     torch.manual_seed(config.seed)
     if config.kind == "eagle3":
-        return Eagle3Trainee(config, target, vocabulary, max_context=loaded.max_context)
+        return Eagle3Trainee.fresh(config, target, vocabulary, max_context=loaded.max_context)
     if config.kind == "medusa":
-        return MedusaTrainee(config, target)
+        return MedusaTrainee.fresh(config, target)
     assert isinstance(loaded, LoadedV4) and folder is not None, "see check_trainee"
     return NextnTrainee(config, loaded, folder)
+
+
+def stored_trainee(config: HeadTrainerConfig, target: FrozenTarget, folder: Path) -> Trainee:
+    """The head of a folder with its values in float32; raises SpecDecError for one that is not for this target."""
+    lent, values = target.lent, {"device": target.lent.head.device, "dtype": torch.float32}
+    if config.kind == "eagle3":
+        head = load_eagle3(folder, target_part(lent), **values)
+        return Eagle3Trainee(head, lent.head_input)
+    heads = load_medusa(folder, head=lent.head, **values)
+    if config.depth > heads.config.num_heads:
+        raise ConfigError(
+            f"depth must be at most {heads.config.num_heads}, one per Medusa head of {folder}, got {config.depth} "
+            "(conf: trainer.depth)"
+        )
+    return MedusaTrainee(heads, lent.head_input)
 
 
 def _eagle3_config(
@@ -119,27 +134,32 @@ def _eagle3_config(
 
 
 class Eagle3Trainee:
-    """An EAGLE-3 head whose own head begins as the target's, cut to the draft vocabulary."""
+    """An EAGLE-3 head; ``head_input`` is the target's."""
 
-    def __init__(
-        self, config: HeadTrainerConfig, target: FrozenTarget, vocabulary: torch.Tensor | None, *, max_context: int
-    ) -> None:
+    def __init__(self, module: Eagle3Model, head_input: HeadInput) -> None:
+        self.module, self._head_input = module, head_input
+        self.layers = module.config.hidden_layers
+        self.target_ids_X = module.target_ids_X if module.config.is_reduced else None
+
+    @classmethod
+    def fresh(
+        cls, config: HeadTrainerConfig, target: FrozenTarget, vocabulary: torch.Tensor | None, *, max_context: int
+    ) -> "Eagle3Trainee":
+        """One whose own head begins as the target's, cut to the draft vocabulary."""
         lent = target.lent
         size = lent.head.shape[0] if vocabulary is None else len(vocabulary)
         head_config = _eagle3_config(config, target, draft_vocab_size=size, max_context=max_context)
-        self.module = Eagle3Model(head_config, borrowed(lent.embedding)).to(lent.embedding.device)
-        self.layers = head_config.hidden_layers
-        self.target_ids_X = None
+        module = Eagle3Model(head_config, borrowed(lent.embedding)).to(lent.embedding.device)
         head = lent.head
         if vocabulary is not None:
-            self.target_ids_X = vocabulary.to(lent.embedding.device)
-            self.module.choose_vocabulary(self.target_ids_X)
-            head = head[self.target_ids_X]
+            vocabulary = vocabulary.to(lent.embedding.device)
+            module.choose_vocabulary(vocabulary)
+            head = head[vocabulary]
         with torch.no_grad():
-            self.module.lm_head.weight.copy_(head)
-            for small in (self.module.midlayer.self_attn.o_proj, self.module.midlayer.mlp.down_proj):
+            module.lm_head.weight.copy_(head)
+            for small in (module.midlayer.self_attn.o_proj, module.midlayer.mlp.down_proj):
                 small.weight.mul_(0.5)
-        self._head_input = lent.head_input
+        return cls(module, lent.head_input)
 
     @torch.no_grad()
     def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
@@ -175,19 +195,24 @@ class Eagle3Trainee:
 
 
 class MedusaTrainee:
-    """Medusa heads that begin as the target's own head."""
+    """Medusa heads; ``head_input`` is the target's."""
 
     layers = (LAST_LAYER,)
     target_ids_X = None
 
-    def __init__(self, config: HeadTrainerConfig, target: FrozenTarget) -> None:
+    def __init__(self, module: MedusaModel, head_input: HeadInput) -> None:
+        self.module, self._head_input = module, head_input
+
+    @classmethod
+    def fresh(cls, config: HeadTrainerConfig, target: FrozenTarget) -> "MedusaTrainee":
+        """Heads that begin as the target's own."""
         vocab_size, width = target.lent.head.shape
         shape = MedusaConfig(
             vocab_size=vocab_size, hidden_size=width, num_heads=config.depth, num_blocks=config.shape.num_blocks
         )
-        self.module = MedusaModel(shape).to(target.lent.head.device)
-        self.module.begin_as(target.lent.head)
-        self._head_input = target.lent.head_input
+        module = MedusaModel(shape).to(target.lent.head.device)
+        module.begin_as(target.lent.head)
+        return cls(module, target.lent.head_input)
 
     def begin(self, states_TX: torch.Tensor, last_states_TX: torch.Tensor) -> None:
         """Nothing to scale."""

@@ -37,6 +37,7 @@ def test_a_head_through_the_command_line(llama: Path, prompts: Path, tmp_path: P
         "README.md",
         "config.json",
         "model.safetensors",
+        "training.json",
     }
     result = json.loads((tmp_path / "result.json").read_text())
     assert [row["depth"] for row in result["depths"]] == [1, 2, 3]

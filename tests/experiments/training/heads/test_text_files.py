@@ -42,7 +42,7 @@ def test_a_head_learns_from_texts_that_another_run_wrote(train, settings_of, tmp
         settings_of("medusa", text={"prompts": str(others), "files": [str(file)], "learn_prompts": True}), tmp_path
     )
     # Both prompts are held out, and so is what was written for one of them.
-    assert (result["texts"]["training"], result["texts"]["heldout"]) == (9, 2)
+    assert (result["texts"]["training"], result["heldout"]) == (9, 2)
     assert len((tmp_path / "curve.jsonl").read_text().splitlines()) == 4
     assert json.loads((tmp_path / "result.json").read_text())["texts"] == result["texts"]
     with pytest.raises(WorkloadError, match="held-out"):
