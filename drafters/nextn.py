@@ -42,7 +42,7 @@ class NextnConfig:
 
     @property
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(hidden_layers=(LAST_LAYER,), draft_backend=True, capturable=True)
+        return DrafterNeeds(hidden_layers=(LAST_LAYER,), draft_backend=True, recordable=True)
 
     def build(self, setup: DraftSetup) -> Drafter:
         """Make the live drafter over ``setup.draft_backend``; raises ConfigError when there is none."""
@@ -59,7 +59,7 @@ class NextnDrafter:
 
     def __init__(self, config: NextnConfig, backend: DraftBackend) -> None:
         self.num_draft_tokens = config.num_draft_tokens
-        self.needs = replace(config.needs, capturable=isinstance(backend, GraphDraftBackend))
+        self.needs = replace(config.needs, recordable=isinstance(backend, GraphDraftBackend))
         self._greedy = config.proposals == "greedy"
         self._backend = backend
 

@@ -33,8 +33,8 @@ def limited(inputs: DraftInput, limits: Sequence[int]) -> DraftInput:
 
 
 def on_the_host(needs: DrafterNeeds) -> DrafterNeeds:
-    """The needs of a drafter that decides on the host around one with these needs: no captured round."""
-    return replace(needs, history=True, capturable=False)
+    """The needs of a drafter that decides on the host around one with these needs: no recorded round."""
+    return replace(needs, history=True, recordable=False)
 
 
 def joined_needs(members: Sequence[DrafterConfig | Drafter]) -> DrafterNeeds:

@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
                 continue
             plain_us = found["engine"]["round_us"] if num_drafts == 0 else plain_us
             points.append(found)
-            # Graphs of the engine that is gone: nothing may free them while another one is captured.
+            # Graphs of the engine that is gone: nothing may free them while another one is recorded.
             gc.collect()
         del world
         torch.cuda.empty_cache()
@@ -193,7 +193,7 @@ def measure_engine(world: World, num_drafts: int, plan: Plan) -> dict:
     for number, prompt in enumerate(ids):
         sampling = replace(SAMPLING, max_new_tokens=plan.new_tokens, ignore_eos=True)
         engine.add(Request(request_id=f"r{number}", prompt=tuple(prompt), sampling=sampling))
-    engine.capture()
+    engine.record_ahead()
     engine.run()
     full = [record for record in engine.rounds if is_full(record, world.batch)]
     drafted = full[1:] if len(full) > 1 else full

@@ -95,7 +95,7 @@ def decode(
     for conversation in conversations:
         engine.add(conversation.first())
     # Recording is no part of decoding, as loading is none.
-    engine.capture()
+    engine.record_ahead()
     outputs: list[RequestOutput] = []
     skipped: list[tuple[str, int]] = []
     total_s = 0.0

@@ -79,16 +79,16 @@ class DrafterNeeds:
                    before the head (for V4 the S streams, flattened to D = S * hidden_size)
     history        whether it reads token ids of the request (forces the round to be read on the host first)
     draft_backend  whether it runs a model with its own buffers under the target's page ids
-    capturable     whether ``propose`` is made of device operations only, decided by ``wanted_B`` and ``max_draft_B``
-                   as constants, so that a captured round may record it; then it reads ``limits_B`` for the rest
-    trees          whether it may propose trees; then target and verifier must take them, and no round is captured
+    recordable     whether ``propose`` is made of device operations only, decided by ``wanted_B`` and ``max_draft_B``
+                   as constants, so that a recording can hold it; then it reads ``limits_B`` for the rest
+    trees          whether it may propose trees; then target and verifier must take them, and no round is recorded
                    that verifies one
     """
 
     hidden_layers: tuple[int, ...] = ()
     history: bool = False
     draft_backend: bool = False
-    capturable: bool = False
+    recordable: bool = False
     trees: bool = False
 
 
@@ -147,7 +147,7 @@ class Proposal:
 class DraftInput:
     """What a drafter sees after a target pass: prompt chunks and verified rows alike (ragged catch-up).
 
-    In a captured round all host values are constants of the recording: ``layout`` has B requests of N rows at
+    In a recorded round all host values are constants of the recording: ``layout`` has B requests of N rows at
     positions that mean nothing, every request wants ``max_draft_B`` tokens, and what holds for the round at hand
     is in ``packed`` and in the tensors. A padding request has length 0, nothing committed and no pages.
 
@@ -164,7 +164,7 @@ class DraftInput:
     sampling         how each request samples
     histories        per request all known tokens, prompt and output; read only; empty unless declared needed
     tables           block tables of the pass, shared with the target
-    packed           the pass as device tensors in a captured round, [B * N] request-major; None in an eager one
+    packed           the pass as device tensors in a recorded round, [B * N] request-major; None in an eager one
     """
 
     layout: RoundLayout
@@ -327,7 +327,7 @@ class Drafter(Protocol):
 
     What it returns is checked in every round: types and shapes, tokens and their numbers. That laws (``probs_BKV``) can
     be true (not negative, summing to 1, more than 0 for the token) is checked in eager rounds only, since a recorded
-    round, of a drafter with ``needs.capturable``, would have to read them back. ``specdec.testing.check_drafter`` runs
+    round, of a drafter with ``needs.recordable``, would have to read them back. ``specdec.testing.check_drafter`` runs
     eager rounds and so finds those that cannot be; whether tokens were drawn from them, ``experiments.certify`` judges.
     """
 

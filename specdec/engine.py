@@ -18,10 +18,10 @@ from specdec.errors import ConfigError
 from specdec.noise import VocabularyNoise
 from specdec.records import RoundRecord, request_output, round_record, step_row
 from specdec.request import LiveRequest, Request, RequestOutput
-from specdec.rounds.captured import CapturedRounds
 from specdec.rounds.eager import EagerRounds
 from specdec.rounds.execution import Execution, ExecutionTally, choose_graphs
 from specdec.rounds.parts import RoundParts, RoundResult
+from specdec.rounds.recorded import RecordedRounds
 from specdec.rounds.steps import Committed, Drafted
 from specdec.scheduler import Batch, Scheduler
 from specdec.trees.support import check_trees
@@ -105,9 +105,9 @@ class Engine:
         choice = choose_graphs(config, target)
         self._tally = ExecutionTally(choice, kernels=config.kernels or "reference")
         self._eager = EagerRounds(parts)
-        self._captured: CapturedRounds | None = None
+        self._recorded: RecordedRounds | None = None
         if choice.enabled:
-            self._captured = CapturedRounds(parts, self._tables, self._eager, sizes=config.graph_sizes)
+            self._recorded = RecordedRounds(parts, self._tables, self._eager, sizes=config.graph_sizes)
 
     @property
     def has_work(self) -> bool:
@@ -127,23 +127,23 @@ class Engine:
     @property
     def execution(self) -> Execution:
         """How the rounds so far ran."""
-        return self._tally.report(() if self._captured is None else self._captured.keys)
+        return self._tally.report(() if self._recorded is None else self._recorded.keys)
 
     @property
     def recorded_tensors(self) -> tuple[torch.Tensor, ...]:
         """Every tensor that recordings read and rounds overwrite; their addresses never change."""
-        return () if self._captured is None else self._captured.tensors
+        return () if self._recorded is None else self._recorded.tensors
 
     @torch.no_grad()
-    def capture(self) -> None:
+    def record_ahead(self) -> None:
         """Record ahead of time what the unfinished requests need, so that no round pays for it.
 
         A kind of batch that this does not foresee is recorded in its first round. Raises CapacityError when the
         device has no memory for a recording.
         """
         requests = (*self._scheduler.running, *self._scheduler.waiting)
-        if self._captured is not None and requests:
-            self._captured.capture(requests)
+        if self._recorded is not None and requests:
+            self._recorded.record_ahead(requests)
 
     def run(self) -> list[RequestOutput]:
         """Run rounds until no request is left; the outputs of all requests that finished, in order of finishing."""
@@ -185,8 +185,8 @@ class Engine:
 
     def _run(self, batch: Batch) -> RoundResult:
         """The round as a recording if there can be one, else eagerly."""
-        if self._captured is not None and self._captured.takes(batch):
-            return self._captured.run(batch, self._drafted, meanwhile=self._write_rows)
+        if self._recorded is not None and self._recorded.takes(batch):
+            return self._recorded.run(batch, self._drafted, meanwhile=self._write_rows)
         self._write_rows()
         return self._eager.run(batch, self._tables.view(batch.layout.rows), self._drafted)
 

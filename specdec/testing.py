@@ -144,7 +144,7 @@ class WatchedDrafter:
 
     def propose(self, inputs: DraftInput) -> Proposal | None:
         """The drafter's proposal, checked for shapes, limits, ids and laws."""
-        # In a captured round the layout is a constant, and so are the limits.
+        # In a recorded round the layout is a constant, and so are the limits.
         places = (
             () if inputs.packed is not None else zip(inputs.layout.rows, inputs.layout.start_positions, strict=True)
         )

@@ -5,7 +5,7 @@
     RuleVerifier       any rule of specdec.rules.chain, with coins and draws
     RejectionVerifier  of them the token ratio test against the law that the draft was drawn from
 
-Every method is made of device operations only, so that a round can be captured as a graph.
+Every method is made of device operations only, so that a round can be recorded as a graph.
 """
 
 from dataclasses import dataclass

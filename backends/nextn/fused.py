@@ -1,7 +1,7 @@
 """PackedDraft: the draft module over packed passes, as the fused operators of the target's layers.
 
 A round is ``begin``, then per further token ``advance`` and ``forward``; all of it is device work of constant shape, so
-that a captured round records it whole. Between the calls of one round it holds the draft's own streams and the
+that a recording holds it whole. Between the calls of one round it holds the draft's own streams and the
 positions of the next step; nothing survives the next ``begin``.
 """
 

@@ -1,6 +1,6 @@
 """The round that the engine records over a filled world, and prefixes of it that end where a phase ends.
 
-All are the engine's ``record_round`` between its two copies, with parts that stop a prefix where it ends (``marks``).
+All are the engine's ``run_device_round`` between its two copies; parts with ``marks`` stop a prefix where it ends.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ from specdec.api import Drafter, DraftSetup
 from specdec.noise import VocabularyNoise, stream_key
 from specdec.request import LiveRequest, Request
 from specdec.rounds.arena import RoundArena
+from specdec.rounds.device_round import DeviceRound, RoundTensors, most_columns, run_device_round
 from specdec.rounds.parts import RoundParts, sampling_request
 from specdec.rounds.readback import Readback
-from specdec.rounds.recorded import RecordedRound, RoundTensors, most_columns, record_round
 from specdec.sampling import BatchSampling
 from specdec.sampling_params import SamplingParams
 from specdec.stops import StopChecker
@@ -39,7 +39,7 @@ from specdec.verifiers import GumbelVerifier
 SAMPLING = SamplingParams(temperature=0.8, max_new_tokens=ROOM)
 
 
-def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], RecordedRound | None]]:
+def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], DeviceRound | None]]:
     """Phase -> a function that runs a round up to its end, in order; the last one, ``RESULT``, is the whole round.
 
     The round verifies ``num_draft_tokens`` drafts of every request of ``world`` and drafts as many; 0: plain decoding.
@@ -58,7 +58,7 @@ def prefixes(world: World, num_draft_tokens: int) -> dict[str, Callable[[], Reco
     readback = Readback(world.batch * most_columns(width, num_draft_tokens), device=device)
     tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=False, laws=_no_laws)
     phases = (STAGE, TARGET, VERIFICATION, *map(draft_step, range(1, num_draft_tokens + 1)), RESULT)
-    found: dict[str, Callable[[], RecordedRound | None]] = {}
+    found: dict[str, Callable[[], DeviceRound | None]] = {}
     for phase in phases:
         parts = marked_parts(world, num_draft_tokens, noise, Marks(phase))
         found[phase] = partial(_up_to, phase, parts, world, tensors, readback)
@@ -77,10 +77,10 @@ def marked_parts(world: World, num_draft_tokens: int, noise: VocabularyNoise, ma
 
 def _up_to(
     phase: str, parts: RoundParts, world: World, tensors: RoundTensors, readback: Readback
-) -> RecordedRound | None:
+) -> DeviceRound | None:
     try:
         tensors.arena.upload()
-        recorded = record_round(parts, world.blocks, tensors)
+        recorded = run_device_round(parts, world.blocks, tensors)
         readback.copy(recorded.result_BX)
     except PrefixEnd:
         return None

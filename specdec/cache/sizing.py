@@ -103,7 +103,7 @@ def guaranteed_pages(spec: CacheGroupSpec, limits: PoolLimits, *, horizon: int) 
 def table_columns(spec: CacheGroupSpec, *, max_context: int, horizon: int) -> int:
     """Columns of a block table that can show every page of a request that reserves ``horizon`` tokens.
 
-    For captured graphs ``horizon`` is the decode horizon; where prompt chunks pass through the same table it
+    For recorded graphs ``horizon`` is the decode horizon; where prompt chunks pass through the same table it
     is the larger of that and the longest chunk with its draft reach.
     Raises ConfigError for a negative context or a horizon below 1.
     """

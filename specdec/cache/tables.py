@@ -21,7 +21,7 @@ NO_PAGE = -1
 class BlockTables:
     """Writes host page lists into device tables and shows them in batch order.
 
-    Never reallocated, so captured graphs may read it. The host table is the only thing that is compared or
+    Never reallocated, so recorded graphs may read it. The host table is the only thing that is compared or
     edited; nothing is read back from the device. For CUDA it is pinned, so that a copy costs the host no more than its
     launch. Behind the rows of requests comes ``sink_row``, which never has a page: padding requests point at it.
     """

@@ -53,7 +53,7 @@ class Execution:
     kernels              implementation of the target's operators
     graphs, graphs_why   whether decode rounds are recorded, and why or why not
     captured             recordings: requests x tokens per request and variant
-    num_captured_rounds  rounds that were replayed
+    num_captured_rounds  rounds that were replayed; it and ``captured`` are named as in older ``summary.json``
     num_eager_rounds     rounds of decode rows only that ran eagerly all the same
     num_tree_rounds      of them, those that verified trees, which are not recorded
     num_above_sizes      of them, those of a batch above the recorded sizes
@@ -77,13 +77,13 @@ class ExecutionTally:
 
     def __init__(self, choice: GraphChoice, *, kernels: str) -> None:
         self._choice, self._kernels = choice, kernels
-        self._num_captured = self._num_eager = self._num_trees = self._num_above = 0
+        self._num_recorded = self._num_eager = self._num_trees = self._num_above = 0
         self._host_s = 0.0
 
     def add(self, result: RoundResult, *, total_s: float, has_prompts: bool) -> None:
         """Count one round that took ``total_s`` seconds."""
         if result.wait_s is not None:
-            self._num_captured += 1
+            self._num_recorded += 1
             self._host_s += total_s - result.wait_s
         elif not has_prompts:
             self._num_eager += 1
@@ -92,15 +92,15 @@ class ExecutionTally:
 
     def report(self, keys: Sequence[object]) -> Execution:
         """What happened so far; ``keys`` of the recordings that exist."""
-        num_captured = self._num_captured
+        num_recorded = self._num_recorded
         return Execution(
             kernels=self._kernels,
             graphs=self._choice.enabled,
             graphs_why=self._choice.why,
             captured=tuple(map(str, keys)),
-            num_captured_rounds=num_captured,
+            num_captured_rounds=num_recorded,
             num_eager_rounds=self._num_eager,
             num_tree_rounds=self._num_trees,
             num_above_sizes=self._num_above,
-            host_us_per_round=self._host_s / num_captured * US_PER_S if num_captured else None,
+            host_us_per_round=self._host_s / num_recorded * US_PER_S if num_recorded else None,
         )

@@ -57,14 +57,14 @@ class GraphRunner(Generic[T]):
         """What is recorded, in order of recording."""
         return tuple(self._recordings)
 
-    def capture(self, key: GraphKey, function: Callable[[], T]) -> None:
+    def record(self, key: GraphKey, function: Callable[[], T]) -> None:
         """Run ``function`` to warm it up, then record it under ``key``, in place of what was there.
 
         It reads and writes tensors that outlive the recording and gives back tensors that every replay overwrites.
         Raises CapacityError when the device has no memory for it.
         """
         try:
-            self._recordings[key] = self._record(function)
+            self._recordings[key] = self._recording_of(function)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"out of memory while recording the round {key}: lower engine.graph_batch_sizes or engine.max_batch, "
@@ -91,7 +91,7 @@ class GraphRunner(Generic[T]):
         if self._is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _record(self, function: Callable[[], T]) -> _Recording[T]:
+    def _recording_of(self, function: Callable[[], T]) -> _Recording[T]:
         if not self._is_cuda:
             function()
             return _Recording(function)

@@ -1,4 +1,4 @@
-"""RoundParts: what an eager and a captured round are both made of, and what either gives back."""
+"""RoundParts: what an eager and a recorded round are both made of, and what either gives back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class RoundResult:
     """What a round leaves behind; times in seconds.
 
     drafted   proposal that the next round verifies, or None
-    verify_s  target pass and judgement, until the verdict is on the host; of a captured round the drafting too
+    verify_s  target pass and judgement, until the verdict is on the host; of a recorded round the drafting too
     draft_s   proposal, until it is on the host, unless it is part of ``verify_s``
     wait_s    of ``verify_s``, from the launch of the recording until its result was on the host, which waits after it
               has written the rows of the round before; None for an eager round

@@ -1,176 +1,246 @@
-"""The decode round as one function of device tensors: what a graph records between its copies from and to the host.
+"""RecordedRounds: decode rounds as one recording each, from block tables to the drafts of the next round.
 
-Its steps are those of an eager round, in the same order: target pass, judgement, catch-up and draft steps.
+A recording holds: one copy of all integers from the host, gather of the block tables, target pass, verification and,
+for a drafter that can be recorded, catch-up and draft steps, and one copy of the result to the host. Prompt chunks and
+larger batches than recorded are not for it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
-import torch.nn.functional as F
 
-from specdec.api import DraftInput, GraphTarget, PackedPass, Proposal, RoundLayout, TargetOutput, Verdict
+from specdec.api import GraphTarget, TargetOutput
 from specdec.cache.tables import BlockTables
+from specdec.request import LiveRequest
 from specdec.rounds.arena import RoundArena
-from specdec.rounds.parts import RoundParts
-from specdec.rounds.proposal_checks import check_form
-from specdec.rounds.readback import float_bits
-from specdec.rounds.steps import FILLER_TOKEN
-from specdec.rounds.token_probs import TokenProbs, token_probs
-from specdec.sampling import BatchSampling
+from specdec.rounds.device_round import DeviceRound, RoundTensors, most_columns, run_device_round
+from specdec.rounds.eager import EagerRounds
+from specdec.rounds.graphs import GraphKey, GraphRunner
+from specdec.rounds.parts import RoundParts, RoundResult, sampling_request
+from specdec.rounds.readback import Readback
+from specdec.rounds.steps import Drafted, Judged, JudgedFloats, commit, draft_limits, hand_out, judged_lines
+from specdec.sampling import BatchSampling, SamplingRequest, SamplingVariant
+from specdec.sampling_params import SamplingParams
+from specdec.scheduler import Batch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundTensors:
-    """What a recorded round reads, and the draft laws that it overwrites.
+@dataclass(slots=True)
+class _SizedSampling:
+    """Sampling of a padded batch in tensors that recordings read, and whom it samples for now.
 
-    has_laws  whether the drafts that it verifies have laws
-    laws      gives float32 [at least B, K, V]: laws of the drafts to verify before, of the new drafts after the round
+    keys  of the recordings that read them, by tokens per request and whether the verified drafts have laws
     """
 
-    arena: RoundArena
+    requests: tuple[LiveRequest, ...]
     sampling: BatchSampling
-    has_laws: bool
-    laws: Callable[[], torch.Tensor]
+    keys: dict[tuple[int, bool], GraphKey] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedRound:
-    """What a recorded round writes.
+class RecordedRounds:
+    """Records a round per (padded batch, tokens per request, variant) when it is first needed, and replays it.
 
-    result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
-                  ids [K]; then, as ``float_bits``, log-probabilities [N], and overlaps and target and draft
-                  probabilities of the verified drafts [N - 1] each, as far as there are any
-    num_integers, num_columns  columns of it that are integers, and all
-    proposal      the drafts of all requests, padding included, as views of the result and of the laws; None without
-                  a recorded drafter
-    hidden_TD     states for a drafter that is not recorded, or None
-    has_logprobs, has_overlap, has_target_probs, has_draft_probs  what follows the integers
+    Owns every tensor that a recording reads: arenas, sampling and draft laws; each is made once and overwritten.
     """
 
-    result_BX: torch.Tensor
-    num_integers: int
-    num_columns: int
-    proposal: Proposal | None
-    hidden_TD: torch.Tensor | None
-    has_logprobs: bool
-    has_overlap: bool
-    has_target_probs: bool = False
-    has_draft_probs: bool = False
+    def __init__(self, parts: RoundParts, tables: BlockTables, eager: EagerRounds, *, sizes: Sequence[int]) -> None:
+        assert isinstance(parts.target, GraphTarget), "a target without forward_packed cannot be recorded"
+        self._parts, self._tables, self._eager = parts, tables, eager
+        self._sizes = tuple(sorted(sizes))
+        self._runner: GraphRunner[DeviceRound] = GraphRunner(parts.target.device)
+        self._memory: dict[tuple[int, int], tuple[RoundArena, Readback]] = {}
+        self._samplings: dict[tuple[int, SamplingVariant], _SizedSampling] = {}
+        self._laws_BKV: torch.Tensor | None = None
+        self._num_drafts = parts.drafter.num_draft_tokens
+        self._last_variant: tuple[tuple[LiveRequest, ...], SamplingVariant] | None = None
 
+    @property
+    def keys(self) -> tuple[GraphKey, ...]:
+        """What is recorded."""
+        return self._runner.keys
 
-def most_columns(width: int, num_drafts: int) -> int:
-    """Columns of ``RecordedRound.result_BX`` with all that there may be."""
-    return 1 + width + 1 + num_drafts + width + 3 * (width - 1)
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor that recordings read and rounds overwrite; for tests of their addresses."""
+        arenas = [tensor for arena, _ in self._memory.values() for tensor in arena.tensors]
+        samplings = [tensor for sized in self._samplings.values() for tensor in sized.sampling.tensors]
+        return (*arenas, *samplings, *([] if self._laws_BKV is None else [self._laws_BKV]))
 
+    def takes(self, batch: Batch) -> bool:
+        """Whether ``batch`` is made of decode rows only, without trees, and fits into the recorded sizes."""
+        layout = batch.layout
+        return not (layout.num_prefill_reqs or layout.has_trees) and layout.num_reqs <= self._sizes[-1]
 
-def record_round(parts: RoundParts, tables: BlockTables, tensors: RoundTensors) -> RecordedRound:
-    """Run the round whose integers are in the arena; device work only."""
-    target, drafter = parts.target, parts.drafter
-    assert isinstance(target, GraphTarget), "a target without forward_packed cannot be recorded"
-    arena = tensors.arena
-    packed = PackedPass(
-        tokens_T=arena.tokens_BN.view(-1),
-        positions_T=arena.positions_T,
-        reqs_T=arena.reqs_T,
-        tables=tables.gather(arena.rows_B),
-    )
-    output = target.forward_packed(packed, hidden_layers=drafter.needs.hidden_layers)
-    verdict, probs = _judge(parts, tensors, output)
-    committed_B = (verdict.num_accepted_B + 1).minimum(arena.remaining_B)
-    tensors.sampling.count(verdict.tokens_BN, committed_B)
-    parts_of_result = [verdict.num_accepted_B.unsqueeze(1), verdict.tokens_BN]
-    has_drafts = drafter.needs.capturable and drafter.num_draft_tokens > 0
-    has_laws = False
-    if has_drafts:
-        proposal = drafter.propose(_draft_input(parts, tensors, packed, output, verdict, committed_B))
-        if proposal is not None:
-            check_form(proposal, num_reqs=arena.num_reqs, vocab_size=target.vocab_size, device=target.device)
-        parts_of_result += _drafts(arena, proposal, drafter.num_draft_tokens)
-        has_laws = proposal is not None and proposal.probs_BKV is not None
-        if proposal is not None and proposal.probs_BKV is not None:
-            num_reqs, num_drafts, _ = proposal.probs_BKV.shape
-            tensors.laws()[:num_reqs, :num_drafts].copy_(proposal.probs_BKV)
-    num_integers = sum(part.shape[1] for part in parts_of_result)
-    target_BK, draft_BK = (None, None) if probs is None else (probs.target_BK, probs.draft_BK)
-    floats = (verdict.logprobs_BN, verdict.overlap_BK, target_BK, draft_BK)
-    parts_of_result += [float_bits(part) for part in floats if part is not None]
-    result_BX = torch.cat(parts_of_result, dim=1)
-    return RecordedRound(
-        result_BX=result_BX,
-        num_integers=num_integers,
-        num_columns=result_BX.shape[1],
-        proposal=_views(result_BX[:, :num_integers], tensors, has_laws=has_laws) if has_drafts else None,
-        hidden_TD=None if has_drafts else output.hidden_TD,
-        has_logprobs=verdict.logprobs_BN is not None,
-        has_overlap=verdict.overlap_BK is not None,
-        has_target_probs=target_BK is not None,
-        has_draft_probs=draft_BK is not None,
-    )
+    def record_ahead(self, requests: Sequence[LiveRequest]) -> None:
+        """Record ahead of time what batches of ``requests`` need: of one kind each, and all kinds together."""
+        kinds = {self._variant((live,)): (live,) for live in requests}
+        kinds.setdefault(self._variant(tuple(requests)), tuple(requests))
+        for size in reversed(self._sizes):
+            for kind in (kind[:size] for kind in kinds.values()):
+                self._ready(self._sized(kind, size), size, 1, has_laws=False)
+                if self._num_drafts:
+                    has_laws = self._drafts_with_laws(kind)
+                    self._ready(self._sized(kind, size), size, self._num_drafts + 1, has_laws=has_laws)
 
+    def run(self, batch: Batch, drafted: Drafted | None, *, meanwhile: Callable[[], None]) -> RoundResult:
+        """One round of ``batch``, whose drafts come from ``drafted``.
 
-def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> tuple[Verdict, TokenProbs | None]:
-    arena = tensors.arena
-    proposal = None
-    if arena.width > 1:
-        proposal = Proposal(
-            tokens_BK=arena.tokens_BN[:, 1:],
-            num_drafted_B=arena.num_drafted_B,
-            probs_BKV=tensors.laws()[: arena.num_reqs] if tensors.has_laws else None,
+        meanwhile  what the host has to do while the device works
+        """
+        started = perf_counter()
+        requests = batch.requests
+        size = next(size for size in self._sizes if size >= len(requests))
+        width = self._num_drafts + 1 if max(batch.widths) > 1 else 1
+        laws_BKV = drafted.proposal.probs_BKV if width > 1 and drafted is not None else None
+        sized = self._sized(requests, size)
+        key = self._ready(sized, size, width, has_laws=laws_BKV is not None)
+        if laws_BKV is not None:
+            self._place_laws(requests, laws_BKV)
+        sized.sampling.follow()
+        arena, readback = self._memory[size, width]
+        arena.write(requests)
+        recorded = self._runner.replay(key)
+        launched = perf_counter()
+        meanwhile()
+        self._runner.wait()
+        verified = perf_counter()
+        lines, judged = _read(batch, readback, recorded, width)
+        committed = commit(batch, judged)
+        sized.sampling.mark_counted()
+        drafting = perf_counter()
+        proposed = self._take(batch, lines, recorded, width)
+        return RoundResult(
+            committed=committed,
+            drafted=proposed,
+            verify_s=verified - started,
+            draft_s=perf_counter() - drafting,
+            wait_s=verified - launched,
         )
-    logits_BNV = output.logits_RV.view(arena.num_reqs, arena.width, -1)
-    probs = None
-    if parts.record_probs:
-        probs = token_probs(logits_BNV, proposal, tensors.sampling, arena.firsts_B)
-    return parts.verifier.judge(logits_BNV, proposal, tensors.sampling, arena.firsts_B), probs
+
+    def _take(self, batch: Batch, lines: Sequence[Sequence[int]], recorded: DeviceRound, width: int) -> Drafted | None:
+        """The next drafts: read from the result, or proposed now by a drafter that cannot be recorded."""
+        if self._num_drafts == 0:
+            return None
+        if recorded.proposal is None:
+            hidden_TD = recorded.hidden_TD
+            if hidden_TD is not None:
+                hidden_TD = hidden_TD[torch.tensor(_rows(batch, width), device=hidden_TD.device)]
+            output = TargetOutput(logits_RV=recorded.result_BX, hidden_TD=hidden_TD)
+            return self._eager.propose(batch, output, self._tables.view(batch.layout.rows))
+        lines = [line[1 + width :] for line in lines]
+        limits = draft_limits(batch, self._num_drafts)
+        counts = hand_out(batch, lines, limits, vocab_size=self._parts.target.vocab_size)
+        return Drafted(recorded.proposal, counts)
+
+    def _ready(self, sized: _SizedSampling, size: int, width: int, *, has_laws: bool) -> GraphKey:
+        """Key of a recording that exists when this returns."""
+        key = sized.keys.get((width, has_laws))
+        if key is None:
+            key = GraphKey(size, width, f"{sized.sampling.variant}{'+laws' if has_laws else ''}")
+            self._record(key, sized.sampling, has_laws=has_laws)
+            sized.keys[width, has_laws] = key
+        return key
+
+    def _record(self, key: GraphKey, sampling: BatchSampling, *, has_laws: bool) -> None:
+        size, width = key.num_reqs, key.tokens_per_request
+        if (size, width) not in self._memory:
+            device = self._parts.target.device
+            arena = RoundArena(size, width, sink_row=self._tables.sink_row, device=device)
+            self._memory[size, width] = arena, Readback(size * most_columns(width, self._num_drafts), device=device)
+        arena, readback = self._memory[size, width]
+        # A padded round writes nothing but the laws, which may be those of drafts about to be verified.
+        arena.write(())
+        saved = None if self._laws_BKV is None else self._laws_BKV.clone()
+        tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=self._laws)
+
+        def whole() -> DeviceRound:
+            arena.upload()
+            recorded = run_device_round(self._parts, self._tables, tensors)
+            readback.copy(recorded.result_BX)
+            return recorded
+
+        self._runner.record(key, whole)
+        # The host writes the arena again: no run of ``whole`` may be left that reads it.
+        self._runner.wait()
+        if saved is not None:
+            self._laws().copy_(saved)
+
+    def _laws(self) -> torch.Tensor:
+        """Draft laws float32 [most requests, K, V] between rounds, made when the first draft has one."""
+        if self._laws_BKV is None:
+            shape = (self._sizes[-1], self._num_drafts, self._parts.target.vocab_size)
+            self._laws_BKV = torch.zeros(shape, device=self._parts.target.device)
+        return self._laws_BKV
+
+    def _place_laws(self, requests: Sequence[LiveRequest], laws_BKV: torch.Tensor) -> None:
+        """Bring the laws of the drafts into the order of ``requests``; they often are there already."""
+        own_BKV = self._laws()
+        indices = [live.draft_index if live.draft else 0 for live in requests]
+        is_own = laws_BKV.data_ptr() == own_BKV.data_ptr()
+        if is_own and indices == list(range(len(indices))):
+            return
+        index_B = torch.tensor(indices, device=laws_BKV.device)
+        own_BKV[: len(indices), : laws_BKV.shape[1]] = laws_BKV[index_B]
+
+    def _drafts_with_laws(self, requests: tuple[LiveRequest, ...]) -> bool:
+        """Whether drafts of such a batch come with laws, as far as that is known before any was made."""
+        return self._laws_BKV is not None and not self._variant(requests).all_greedy
+
+    def _sized(self, requests: tuple[LiveRequest, ...], size: int) -> _SizedSampling:
+        """Sampling of ``requests`` padded to ``size``, in the tensors that recordings of its kind read."""
+        variant = self._variant(requests)
+        sized = self._samplings.get((size, variant))
+        if sized is not None and sized.requests == requests:
+            return sized
+        padding = _padding(all_greedy=variant.all_greedy)
+        padded = [*map(sampling_request, requests), *[padding] * (size - len(requests))]
+        if sized is None:
+            noise, coupling = self._parts.noise, self._parts.verifier.coupling
+            sampling = BatchSampling(padded, noise=noise, coupling=coupling, follows=False)
+            sized = self._samplings[size, variant] = _SizedSampling(requests, sampling)
+            return sized
+        sized.sampling.replace(padded)
+        sized.requests = requests
+        return sized
+
+    def _variant(self, requests: tuple[LiveRequest, ...]) -> SamplingVariant:
+        """What decides the operations of a batch; remembered for the last batch."""
+        if self._last_variant is None or self._last_variant[0] != requests:
+            requests_of = [sampling_request(live) for live in requests]
+            self._last_variant = (requests, SamplingVariant.of(requests_of, self._parts.target.vocab_size))
+        return self._last_variant[1]
 
 
-def _draft_input(
-    parts: RoundParts,
-    tensors: RoundTensors,
-    packed: PackedPass,
-    output: TargetOutput,
-    verdict: Verdict,
-    committed_B: torch.Tensor,
-) -> DraftInput:
-    arena, num_drafts = tensors.arena, parts.drafter.num_draft_tokens
-    num_reqs, width = arena.num_reqs, arena.width
-    is_known_BN = torch.arange(width, device=committed_B.device) < committed_B.unsqueeze(1)
-    next_tokens_BN = torch.where(is_known_BN, verdict.tokens_BN, FILLER_TOKEN)
-    seq_lens_B = (arena.firsts_B + committed_B - 1).clamp(min=0)
-    return DraftInput(
-        layout=RoundLayout(
-            rows=tuple(range(num_reqs)), start_positions=(0,) * num_reqs, query_lens=(width,) * num_reqs
-        ),
-        next_tokens_T=next_tokens_BN.view(-1),
-        hidden_TD=output.hidden_TD,
-        num_committed_B=committed_B,
-        last_tokens_B=verdict.tokens_BN.gather(1, verdict.num_accepted_B.unsqueeze(1)).squeeze(1),
-        seq_lens_B=seq_lens_B,
-        wanted_B=(True,) * num_reqs,
-        max_draft_B=(num_drafts,) * num_reqs,
-        limits_B=(arena.remaining_B - committed_B - 1).clamp(0, num_drafts),
-        sampling=tensors.sampling.drafting(seq_lens_B + 1),
-        histories=(),
-        tables=packed.tables,
-        packed=packed,
+def _padding(*, all_greedy: bool) -> SamplingRequest:
+    """Sampling of a padding request: of a kind that changes no variant."""
+    return SamplingRequest(
+        params=SamplingParams(temperature=0.0 if all_greedy else 1.0), stream=0, tokens=(0,), num_prompt=1
     )
 
 
-def _drafts(arena: RoundArena, proposal: Proposal | None, num_drafts: int) -> list[torch.Tensor]:
-    """Numbers [B, 1] and ids [B, K] of the drafts; a narrower proposal is padded."""
-    if proposal is None:
-        return [torch.zeros_like(arena.tokens_BN[:, :1]).expand(-1, 1 + num_drafts)]
-    assert proposal.parents_BK is None, "the engine verifies chains"
-    missing = num_drafts - proposal.tokens_BK.shape[1]
-    return [proposal.num_drafted_B.unsqueeze(1), F.pad(proposal.tokens_BK, (0, missing))]
+def _rows(batch: Batch, width: int) -> list[int]:
+    """Rows of the padded pass that ``batch`` has itself, in packed order."""
+    return [b * width + j for b, own in enumerate(batch.widths) for j in range(own)]
 
 
-def _views(integers_BX: torch.Tensor, tensors: RoundTensors, *, has_laws: bool) -> Proposal:
-    """The drafts as they stand in the result and in the laws."""
-    num_reqs, start = tensors.arena.num_reqs, 1 + tensors.arena.width
-    return Proposal(
-        tokens_BK=integers_BX[:, start + 1 :],
-        num_drafted_B=integers_BX[:, start],
-        probs_BKV=tensors.laws()[:num_reqs] if has_laws else None,
-    )
+def _read(
+    batch: Batch, readback: Readback, recorded: DeviceRound, width: int
+) -> tuple[Sequence[Sequence[int]], list[Judged]]:
+    """The integers of each request, and what they and the floats say of the verdict."""
+    count, num_columns = len(batch.requests), recorded.num_columns
+    lines = readback.integers(count, num_columns, stop=recorded.num_integers)
+    if num_columns == recorded.num_integers:
+        return lines, judged_lines(batch, lines)
+    rows = readback.floats(count, num_columns, start=recorded.num_integers)
+    own, start = {}, 0
+    for name, is_there, size in (
+        ("logprobs", recorded.has_logprobs, width),
+        ("overlap", recorded.has_overlap, width - 1),
+        ("target_probs", recorded.has_target_probs, width - 1),
+        ("draft_probs", recorded.has_draft_probs, width - 1),
+    ):
+        if is_there:
+            own[name] = [row[start : start + size] for row in rows]
+            start += size
+    return lines, judged_lines(batch, lines, JudgedFloats(**own))

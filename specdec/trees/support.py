@@ -29,8 +29,8 @@ def check_without_target(needs: DrafterNeeds, verifier: Verifier, config: Engine
             f"verifier {verifier.name} judges chains, and the drafter proposes trees: take greedy, gumbel or siblings "
             f"(conf: verifier), or draft a chain (conf: drafter)"
         )
-    if needs.capturable:
-        raise UnsupportedError("a drafter of trees cannot be captured: needs.trees excludes needs.capturable")
+    if needs.recordable:
+        raise UnsupportedError("a drafter of trees cannot be recorded: needs.trees excludes needs.recordable")
     if config.batch_invariant:
         raise ConfigError(
             "batch_invariant cannot be kept with trees: siblings change the order in which attention sums "

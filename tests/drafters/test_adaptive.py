@@ -196,7 +196,7 @@ def test_confidence_without_probabilities_is_refused_by_name(make_input) -> None
 
 def test_needs_are_those_of_the_wrapped_drafter_on_the_host() -> None:
     needs = AdaptiveConfig(wrapped=NextnConfig()).needs
-    assert needs == replace(NextnConfig().needs, history=True, capturable=False)
+    assert needs == replace(NextnConfig().needs, history=True, recordable=False)
     assert AdaptiveConfig(wrapped=OracleConfig()).needs == DrafterNeeds(history=True)
 
 

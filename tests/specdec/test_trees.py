@@ -106,9 +106,9 @@ def test_a_target_of_chains_is_refused_by_name() -> None:
         Engine(ChainTarget(), Trees(proposal(), trees=True), GreedyVerifier(), EngineConfig())
 
 
-def test_a_drafter_of_trees_cannot_be_captured() -> None:
-    with pytest.raises(UnsupportedError, match="needs.trees excludes needs.capturable"):
-        Engine(TableTarget(), Trees(proposal(), trees=True, capturable=True), GreedyVerifier(), EngineConfig())
+def test_a_drafter_of_trees_cannot_be_recorded() -> None:
+    with pytest.raises(UnsupportedError, match="needs.trees excludes needs.recordable"):
+        Engine(TableTarget(), Trees(proposal(), trees=True, recordable=True), GreedyVerifier(), EngineConfig())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_tree_that_says_too_little_is_refused(drafted, error, said) -> None:
         engine.run()
 
 
-def test_rounds_with_trees_are_eager_and_counted_beside_captured_ones() -> None:
+def test_rounds_with_trees_are_eager_and_counted_beside_recorded_ones() -> None:
     target = TableTarget(history_weight=0.0, sharpness=3.0)
     setup = {"device": target.device, "vocab_size": target.vocab_size, "max_batch": 2, "max_context": 96}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)

@@ -15,7 +15,7 @@ from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture, difference_ms
 from experiments.gpu.worlds import World, WorldShape, make_world
 from specdec.errors import UnsupportedError
-from specdec.rounds.recorded import RecordedRound
+from specdec.rounds.device_round import DeviceRound
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_only_the_whole_round_has_a_result(world: World) -> None:
     recorded = rounds.pop(RESULT)
     assert set(rounds.values()) == {None}
     # Accepted, three tokens, the number of drafts and their ids.
-    assert isinstance(recorded, RecordedRound) and recorded.result_BX.shape == (2, 7)
+    assert isinstance(recorded, DeviceRound) and recorded.result_BX.shape == (2, 7)
     assert recorded.result_BX[:, 4].tolist() == [2, 2]
 
 

@@ -1,4 +1,4 @@
-"""Captured rounds as real CUDA graphs over the toy models: what they give is what eager rounds give on the device."""
+"""Recorded rounds as real CUDA graphs over the toy models: what they give is what eager rounds give on the device."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def test_graphs_are_the_default_on_a_gpu() -> None:
     setup = DraftSetup(device=target.device, vocab_size=13, max_batch=1, max_context=96)
     engine = Engine(target, NoneConfig().build(setup), GumbelVerifier(), EngineConfig())
     engine.add(Request(request_id="a", prompt=(1, 2), sampling=SamplingParams(max_new_tokens=9)))
-    engine.capture()
+    engine.record_ahead()
     assert engine.execution.captured == ("1x1 sampled",)
     engine.run()
     assert engine.execution.num_eager_rounds == 0 < engine.execution.num_captured_rounds
@@ -97,7 +97,7 @@ def test_round_has_one_copy_to_the_host_and_reads_from_pinned_memory_only(option
     for i in range(2):
         sampling = SamplingParams(max_new_tokens=40, ignore_eos=True, **options)
         engine.add(Request(request_id=str(i), prompt=(1, 2), sampling=sampling))
-    engine.capture()
+    engine.record_ahead()
     while engine.execution.num_captured_rounds < 3:
         engine.run_round()
     torch.cuda.synchronize()

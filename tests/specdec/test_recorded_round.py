@@ -14,10 +14,10 @@ from specdec.errors import CapacityError, ConfigError, MetadataError
 from specdec.noise import VocabularyNoise
 from specdec.request import LiveRequest, Request, RequestOutput
 from specdec.rounds.arena import RoundArena
+from specdec.rounds.device_round import RoundTensors, most_columns, run_device_round
 from specdec.rounds.graphs import GraphKey, GraphRunner
 from specdec.rounds.parts import RoundParts
 from specdec.rounds.readback import Readback, float_bits
-from specdec.rounds.recorded import RoundTensors, most_columns, record_round
 from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
 from specdec.sampling import BatchSampling, SamplingRequest
 from specdec.sampling_params import SamplingParams
@@ -93,11 +93,11 @@ def test_replay_equals_eager_for_every_live_batch_with_poisoned_padding(verifier
     for count in (1, 2, 3, 4):
         eager, _ = engine_of(verifier=verifier, graphs=False)
         target = PoisonedTarget(history_weight=0.3, max_context=64)
-        captured, backend = engine_of(verifier=verifier, target=target, graphs=True, graph_batch_sizes=(size,))
+        recorded, backend = engine_of(verifier=verifier, target=target, graphs=True, graph_batch_sizes=(size,))
         added = requests(count, max_new_tokens=24)
-        assert texts(outputs_of(captured, added)) == texts(outputs_of(eager, added))
-        assert any(record.num_live == count and not record.num_prompt_tokens for record in captured.rounds)
-        assert {key.split()[0] for key in captured.execution.captured} <= {f"{size}x1", f"{size}x4"}
+        assert texts(outputs_of(recorded, added)) == texts(outputs_of(eager, added))
+        assert any(record.num_live == count and not record.num_prompt_tokens for record in recorded.rounds)
+        assert {key.split()[0] for key in recorded.execution.captured} <= {f"{size}x1", f"{size}x4"}
         assert backend.num_dropped == 0
 
 
@@ -105,10 +105,10 @@ def test_recording_between_rounds_disturbs_nothing() -> None:
     """Other kinds, sizes and widths are recorded while drafts with laws wait for their verification."""
     added = [*requests(4), *requests(6, temperature=0.4, top_k=5, logprobs=True)[4:]]
     eager, _ = engine_of(graphs=False)
-    captured, _ = engine_of(graphs=True)
+    recorded, _ = engine_of(graphs=True)
     expected = outputs_of(eager, added)
-    assert texts(outputs_of(captured, added, before_round=captured.capture)) == texts(expected)
-    assert len(captured.execution.captured) >= 12
+    assert texts(outputs_of(recorded, added, before_round=recorded.record_ahead)) == texts(expected)
+    assert len(recorded.execution.captured) >= 12
 
 
 def test_tensors_of_recordings_never_move() -> None:
@@ -140,12 +140,12 @@ class Reads(TorchFunctionMode):
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}])
 @pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
-def test_captured_round_reads_no_tensor_but_its_result(verifier, options: dict) -> None:
+def test_recorded_round_reads_no_tensor_but_its_result(verifier, options: dict) -> None:
     """What the recording copied to the host is read as an array, so a round reads no tensor at all."""
     engine, _ = engine_of(verifier=verifier, graphs=True)
     for request in requests(3, min_new_tokens=4, **options):
         engine.add(request)
-    engine.capture()
+    engine.record_ahead()
     num_rounds = 0
     while engine.has_work:
         with Reads() as reads:
@@ -160,8 +160,8 @@ def test_captured_round_reads_no_tensor_but_its_result(verifier, options: dict) 
 @pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
 def test_floats_come_with_the_integers_and_lose_no_bit(verifier, options: dict) -> None:
     eager, _ = engine_of(verifier=verifier, graphs=False)
-    captured, _ = engine_of(verifier=verifier, graphs=True)
-    expected, found = (outputs_of(engine, requests(3, **options)) for engine in (eager, captured))
+    recorded, _ = engine_of(verifier=verifier, graphs=True)
+    expected, found = (outputs_of(engine, requests(3, **options)) for engine in (eager, recorded))
     assert texts(found) == texts(expected)
     for name, output in expected.items():
         assert found[name].logprobs == output.logprobs
@@ -256,7 +256,7 @@ def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, pa
     for has_laws, record in ((False, False), (True, False), (False, True), (True, True)):
         parts = RoundParts(target=target, drafter=live, verifier=verifier, noise=noise, record_probs=record)
         tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
-        result = record_round(parts, tables, tensors)
+        result = run_device_round(parts, tables, tensors)
         drafts = 4 if isinstance(drafter, NextnConfig) else 0
         num_kinds = result.has_overlap + result.has_target_probs + result.has_draft_probs
         floats = width * result.has_logprobs + (width - 1) * num_kinds
@@ -314,7 +314,7 @@ def test_runner_names_what_it_has_not_recorded() -> None:
     key = GraphKey(2, 4, "sampled")
     with pytest.raises(MetadataError, match="round 2x4 sampled is not recorded; recorded are: nothing"):
         runner.replay(key)
-    runner.capture(key, lambda: 5)
+    runner.record(key, lambda: 5)
     assert (runner.replay(key), runner.keys) == (5, (key,))
     with pytest.raises(MetadataError, match="round 1x1 greedy is not recorded; recorded are: 2x4 sampled"):
         runner.replay(GraphKey(1, 1, "greedy"))
@@ -328,7 +328,7 @@ def test_runner_names_the_settings_when_memory_runs_out() -> None:
     with pytest.raises(
         CapacityError, match=r"2x4 sampled: lower engine.graph_batch_sizes or engine.max_batch"
     ) as caught:
-        runner.capture(GraphKey(2, 4, "sampled"), fail)
+        runner.record(GraphKey(2, 4, "sampled"), fail)
     assert "Tried to allocate 2 GiB" in str(caught.value) and "More lines" not in str(caught.value)
     assert runner.keys == ()
 

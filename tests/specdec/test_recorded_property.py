@@ -1,4 +1,4 @@
-"""Invariants 6 and 7: captured rounds give what eager rounds give, bit for bit, whatever arrives and leaves.
+"""Invariants 6 and 7: recorded rounds give what eager rounds give, bit for bit, whatever arrives and leaves.
 
 The recorded function is called where there is no CUDA device, over the same arenas.
 """
@@ -65,7 +65,7 @@ drafter_configs = st.one_of(
 
 
 class Run:
-    """One engine over its own toy, and how many rounds of it were captured."""
+    """One engine over its own toy, and how many rounds of it were recorded."""
 
     def __init__(self, drafter: DrafterConfig, verifier: Verifier, config: EngineConfig, rows_per_page: int) -> None:
         target = TableTarget(
@@ -100,10 +100,10 @@ def facts(step: StepRow) -> dict[str, object]:
     return {field.name: getattr(step, field.name) for field in fields(step) if field.name not in TIMES}
 
 
-def assert_same(eager: dict[str, RequestOutput], captured: dict[str, RequestOutput]) -> None:
-    assert captured.keys() == eager.keys()
+def assert_same(eager: dict[str, RequestOutput], recorded: dict[str, RequestOutput]) -> None:
+    assert recorded.keys() == eager.keys()
     for name, expected in eager.items():
-        found = captured[name]
+        found = recorded[name]
         assert (found.output_ids, found.text, found.finish_reason, found.num_preemptions) == (
             expected.output_ids,
             expected.text,
@@ -121,7 +121,7 @@ def least_pages(rows_per_page: int, chunk: int, num_draft_tokens: int) -> int:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), workload=workloads, drafter=drafter_configs, verifier=st.sampled_from(VERIFIERS))
-def test_captured_rounds_give_what_eager_rounds_give(data, workload, drafter, verifier) -> None:
+def test_recorded_rounds_give_what_eager_rounds_give(data, workload, drafter, verifier) -> None:
     max_batch, chunk = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 20))
     rows_per_page = data.draw(st.integers(1, 5))
     least = least_pages(rows_per_page, chunk, drafter.num_draft_tokens)
@@ -140,8 +140,8 @@ def test_captured_rounds_give_what_eager_rounds_give(data, workload, drafter, ve
         return made.outputs(arrivals), made.engine
 
     eager, plain_engine = run(False)
-    captured, engine = run(True)
-    assert_same(eager, captured)
+    recorded, engine = run(True)
+    assert_same(eager, recorded)
     pure = [record for record in engine.rounds if not record.num_prompt_tokens]
     ran = engine.execution
     assert ran.num_captured_rounds + ran.num_above_sizes == len(pure) == plain_engine.execution.num_eager_rounds
@@ -153,7 +153,7 @@ def test_captured_rounds_give_what_eager_rounds_give(data, workload, drafter, ve
 @pytest.mark.parametrize(
     "drafter", [NoneConfig(), NgramConfig(), NextnConfig()], ids=lambda config: type(config).__name__
 )
-def test_every_verifier_and_drafter_can_be_captured(verifier: Verifier, drafter: DrafterConfig) -> None:
+def test_every_verifier_and_drafter_can_be_recorded(verifier: Verifier, drafter: DrafterConfig) -> None:
     requests = [
         Request(
             request_id=str(i),
