@@ -60,6 +60,7 @@ class RoundArena:
     def write(self, requests: Sequence[LiveRequest]) -> None:
         """Write the decode rows of ``requests``, padded, on the host; no copy of the round before may be running."""
         width = self.width
+        # Lists of all columns, since two long assignments to an array take less than many short ones.
         rows: list[int] = []
         firsts: list[int] = []
         num_drafted: list[int] = []
@@ -92,8 +93,3 @@ class RoundArena:
     def upload(self) -> None:
         """Bring what was written to the device; the copy may still run when this returns."""
         self._device.copy_(self._host, non_blocking=True)
-
-    def stage(self, requests: Sequence[LiveRequest]) -> None:
-        """``write``, then ``upload``: for a round whose recording does not begin with it."""
-        self.write(requests)
-        self.upload()

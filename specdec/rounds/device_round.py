@@ -39,24 +39,24 @@ class DeviceRound:
     """What ``run_device_round`` writes.
 
     result_BX     int64 accepted drafts [1] and tokens [N] of each request; with drafts also their number [1] and
-                  ids [K]; then, as ``float_bits``, log-probabilities [N], and overlaps and target and draft
-                  probabilities of the verified drafts [N - 1] each, as far as there are any
-    num_integers, num_columns  columns of it that are integers, and all
+                  ids [K]; then, as ``float_bits``, what ``floats`` names
+    num_integers  columns of it that are integers
+    floats        name, as in ``JudgedFloats``, and number of columns of each kind of floats behind them, in order
     proposal      the drafts of all requests, padding included, as views of the result and of the laws; None without
                   a recorded drafter
     hidden_TD     states for a drafter that is not recorded, or None
-    has_logprobs, has_overlap, has_target_probs, has_draft_probs  what follows the integers
     """
 
     result_BX: torch.Tensor
     num_integers: int
-    num_columns: int
+    floats: tuple[tuple[str, int], ...]
     proposal: Proposal | None
     hidden_TD: torch.Tensor | None
-    has_logprobs: bool
-    has_overlap: bool
-    has_target_probs: bool = False
-    has_draft_probs: bool = False
+
+    @property
+    def num_columns(self) -> int:
+        """All columns of the result."""
+        return self.result_BX.shape[1]
 
 
 def most_columns(width: int, num_drafts: int) -> int:
@@ -92,21 +92,23 @@ def run_device_round(parts: RoundParts, tables: BlockTables, tensors: RoundTenso
             num_reqs, num_drafts, _ = proposal.probs_BKV.shape
             tensors.laws()[:num_reqs, :num_drafts].copy_(proposal.probs_BKV)
     num_integers = sum(part.shape[1] for part in parts_of_result)
-    target_BK, draft_BK = (None, None) if probs is None else (probs.target_BK, probs.draft_BK)
-    floats = (verdict.logprobs_BN, verdict.overlap_BK, target_BK, draft_BK)
-    parts_of_result += [float_bits(part) for part in floats if part is not None]
-    result_BX = torch.cat(parts_of_result, dim=1)
+    floats = _floats(verdict, probs)
+    result_BX = torch.cat([*parts_of_result, *map(float_bits, floats.values())], dim=1)
     return DeviceRound(
         result_BX=result_BX,
         num_integers=num_integers,
-        num_columns=result_BX.shape[1],
+        floats=tuple((name, values.shape[1]) for name, values in floats.items()),
         proposal=_views(result_BX[:, :num_integers], tensors, has_laws=has_laws) if has_drafts else None,
         hidden_TD=None if has_drafts else output.hidden_TD,
-        has_logprobs=verdict.logprobs_BN is not None,
-        has_overlap=verdict.overlap_BK is not None,
-        has_target_probs=target_BK is not None,
-        has_draft_probs=draft_BK is not None,
     )
+
+
+def _floats(verdict: Verdict, probs: TokenProbs | None) -> dict[str, torch.Tensor]:
+    """Floats that there are, by their name in ``JudgedFloats``: of tokens [B, N], of drafts [B, N - 1]."""
+    found = {"logprobs": verdict.logprobs_BN, "overlap": verdict.overlap_BK}
+    if probs is not None:
+        found |= {"target_probs": probs.target_BK, "draft_probs": probs.draft_BK}
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def _judge(parts: RoundParts, tensors: RoundTensors, output: TargetOutput) -> tuple[Verdict, TokenProbs | None]:

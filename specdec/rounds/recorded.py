@@ -105,7 +105,7 @@ class RecordedRounds:
         meanwhile()
         self._runner.wait()
         verified = perf_counter()
-        lines, judged = _read(batch, readback, recorded, width)
+        lines, judged = _read(batch, readback, recorded)
         committed = commit(batch, judged)
         sized.sampling.mark_counted()
         drafting = perf_counter()
@@ -224,23 +224,15 @@ def _rows(batch: Batch, width: int) -> list[int]:
     return [b * width + j for b, own in enumerate(batch.widths) for j in range(own)]
 
 
-def _read(
-    batch: Batch, readback: Readback, recorded: DeviceRound, width: int
-) -> tuple[Sequence[Sequence[int]], list[Judged]]:
+def _read(batch: Batch, readback: Readback, recorded: DeviceRound) -> tuple[Sequence[Sequence[int]], list[Judged]]:
     """The integers of each request, and what they and the floats say of the verdict."""
     count, num_columns = len(batch.requests), recorded.num_columns
     lines = readback.integers(count, num_columns, stop=recorded.num_integers)
-    if num_columns == recorded.num_integers:
+    if not recorded.floats:
         return lines, judged_lines(batch, lines)
     rows = readback.floats(count, num_columns, start=recorded.num_integers)
     own, start = {}, 0
-    for name, is_there, size in (
-        ("logprobs", recorded.has_logprobs, width),
-        ("overlap", recorded.has_overlap, width - 1),
-        ("target_probs", recorded.has_target_probs, width - 1),
-        ("draft_probs", recorded.has_draft_probs, width - 1),
-    ):
-        if is_there:
-            own[name] = [row[start : start + size] for row in rows]
-            start += size
+    for name, size in recorded.floats:
+        own[name] = [row[start : start + size] for row in rows]
+        start += size
     return lines, judged_lines(batch, lines, JudgedFloats(**own))

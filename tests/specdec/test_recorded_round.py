@@ -258,20 +258,21 @@ def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, pa
         tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
         result = run_device_round(parts, tables, tensors)
         drafts = 4 if isinstance(drafter, NextnConfig) else 0
-        num_kinds = result.has_overlap + result.has_target_probs + result.has_draft_probs
-        floats = width * result.has_logprobs + (width - 1) * num_kinds
-        assert result.has_target_probs == (record and width > 1)
-        assert result.has_draft_probs == (record and has_laws and width > 1)
+        floats = dict(result.floats)
+        assert ("target_probs" in floats) == (record and width > 1)
+        assert ("draft_probs" in floats) == (record and has_laws and width > 1)
+        assert all(size == (width if name == "logprobs" else width - 1) for name, size in floats.items())
         assert result.num_integers == 1 + width + drafts
-        assert result.result_BX.shape == (2, result.num_integers + floats)
-        assert result.result_BX.shape[1] <= most_columns(width, 3)
+        assert result.result_BX.shape == (2, result.num_integers + sum(floats.values()))
+        assert result.num_columns <= most_columns(width, 3)
         assert result.result_BX.dtype == torch.int64
 
 
 def test_arena_pads_with_the_sink_row_and_no_position() -> None:
     arena = RoundArena(3, 4, sink_row=9, device=torch.device("cpu"))
     addresses = [tensor.data_ptr() for tensor in arena.tensors]
-    arena.stage(())
+    arena.write(())
+    arena.upload()
     assert arena.rows_B.tolist() == [9, 9, 9]
     assert set(arena.positions_T.tolist()) == {-1}
     assert not any(tensor.any() for tensor in (arena.firsts_B, arena.num_drafted_B, arena.remaining_B))
@@ -297,7 +298,8 @@ def live_request(row: int, known: int, draft: tuple[int, ...]) -> LiveRequest:
 def test_arena_holds_newest_token_draft_and_positions_of_each_request() -> None:
     """Written anew, it keeps nothing of the round before; the device has it from ``upload`` on."""
     arena = RoundArena(3, 3, sink_row=9, device=torch.device("cpu"))
-    arena.stage([live_request(row, 20, (7, 8)) for row in range(3)])
+    arena.write([live_request(row, 20, (7, 8)) for row in range(3)])
+    arena.upload()
     arena.write([live_request(4, 5, (50, 51)), live_request(1, 8, [60])])
     assert arena.rows_B.tolist() == [0, 1, 2]
     arena.upload()
