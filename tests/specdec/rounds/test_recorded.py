@@ -5,28 +5,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from drafters.nextn import NextnConfig
-from drafters.ngram import NgramConfig
-from drafters.none import NoneConfig
 from specdec.api import DraftSetup, PackedPass, TargetOutput
-from specdec.cache.tables import BlockTables
 from specdec.engine import Engine, EngineConfig
-from specdec.errors import CapacityError, ConfigError, MetadataError
-from specdec.noise import VocabularyNoise
-from specdec.request import LiveRequest, Request, RequestOutput
-from specdec.rounds.arena import RoundArena
-from specdec.rounds.device_round import RoundTensors, most_columns, run_device_round
-from specdec.rounds.graphs import GraphKey, GraphRunner
-from specdec.rounds.parts import RoundParts
-from specdec.rounds.readback import Readback, float_bits
-from specdec.rule_verifiers import BlockVerifier, TypicalVerifierConfig
-from specdec.sampling import BatchSampling, SamplingRequest
+from specdec.errors import ConfigError
+from specdec.request import Request, RequestOutput
+from specdec.rule_verifiers import BlockVerifier
 from specdec.sampling_params import SamplingParams
-from specdec.stops import StopChecker
 from specdec.testing import PlainDrafter, TableDraft, TableTarget
 from specdec.verifiers import GreedyVerifier, GumbelVerifier, RejectionVerifier
 
 V = 13
-META = torch.device("meta")
 HOST_READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 POISON = 1e20
 
@@ -216,123 +204,6 @@ def test_rows_have_the_times_of_their_round_and_are_whole_when_outputs_are_taken
                 record.draft_us,
                 record.other_us,
             )
-
-
-def test_readback_turns_bits_back_into_floats() -> None:
-    readback = Readback(12, device=torch.device("cpu"))
-    floats_BX = torch.tensor([[0.1, float("-inf")], [-0.0, 3e38]])
-    readback.copy(torch.cat([torch.tensor([[1, -7], [2, 1 << 40]]), float_bits(floats_BX)], dim=1))
-    assert readback.integers(2, 4, stop=2) == [[1, -7], [2, 1 << 40]]
-    assert torch.equal(torch.tensor(readback.floats(2, 4, start=2)), floats_BX)
-    assert readback.integers(1, 4, stop=1) == [[1]]
-
-
-PARAMS = (
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.8),
-    SamplingParams(top_k=3, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.1, min_new_tokens=3, logprobs=True),
-)
-
-
-@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "everything"])
-@pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize(
-    "verifier", [GreedyVerifier(), GumbelVerifier(), BlockVerifier(), TypicalVerifierConfig().build()]
-)
-@pytest.mark.parametrize("drafter", [NextnConfig(num_draft_tokens=3), NgramConfig(), NoneConfig()])
-def test_recorded_round_never_reads_the_device(drafter, verifier, width: int, params: SamplingParams) -> None:
-    """It runs on tensors that have no values."""
-    target = TableTarget(device=META)
-    setup = DraftSetup(device=META, vocab_size=V, max_batch=2, max_context=96, draft_backend=TableDraft(target))
-    noise = VocabularyNoise(V, device=META)
-    live = drafter.build(setup)
-    tables = BlockTables(
-        target.cache_groups, {spec.group_id: 5 for spec in target.cache_groups}, max_rows=2, device=META
-    )
-    asked = [SamplingRequest(params=params, stream=i, tokens=[], num_prompt=0, stop_ids=(3,)) for i in range(2)]
-    sampling = BatchSampling(asked, noise=noise, coupling=verifier.coupling, follows=False)
-    arena = RoundArena(2, width, sink_row=tables.sink_row, device=META)
-    laws_BKV = torch.zeros(2, 3, V, device=META)
-    for has_laws, record in ((False, False), (True, False), (False, True), (True, True)):
-        parts = RoundParts(target=target, drafter=live, verifier=verifier, noise=noise, record_probs=record)
-        tensors = RoundTensors(arena=arena, sampling=sampling, has_laws=has_laws, laws=lambda: laws_BKV)
-        result = run_device_round(parts, tables, tensors)
-        drafts = 4 if isinstance(drafter, NextnConfig) else 0
-        floats = dict(result.floats)
-        assert ("target_probs" in floats) == (record and width > 1)
-        assert ("draft_probs" in floats) == (record and has_laws and width > 1)
-        assert all(size == (width if name == "logprobs" else width - 1) for name, size in floats.items())
-        assert result.num_integers == 1 + width + drafts
-        assert result.result_BX.shape == (2, result.num_integers + sum(floats.values()))
-        assert result.num_columns <= most_columns(width, 3)
-        assert result.result_BX.dtype == torch.int64
-
-
-def test_arena_pads_with_the_sink_row_and_no_position() -> None:
-    arena = RoundArena(3, 4, sink_row=9, device=torch.device("cpu"))
-    addresses = [tensor.data_ptr() for tensor in arena.tensors]
-    arena.write(())
-    arena.upload()
-    assert arena.rows_B.tolist() == [9, 9, 9]
-    assert set(arena.positions_T.tolist()) == {-1}
-    assert not any(tensor.any() for tensor in (arena.firsts_B, arena.num_drafted_B, arena.remaining_B))
-    assert arena.reqs_T.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert [tensor.data_ptr() for tensor in arena.tensors] == addresses
-
-
-def live_request(row: int, known: int, draft: tuple[int, ...]) -> LiveRequest:
-    params = SamplingParams(max_new_tokens=40)
-    return LiveRequest(
-        request=Request(request_id=str(row), prompt=(1,), sampling=params),
-        stops=StopChecker(params, eos_ids=(), max_output=40, detokenize=None),
-        stream=0,
-        tokens=list(range(100, 100 + known)),
-        num_prompt=1,
-        max_tokens=41,
-        prefill_end=1,
-        row=row,
-        draft=draft,
-    )
-
-
-def test_arena_holds_newest_token_draft_and_positions_of_each_request() -> None:
-    """Written anew, it keeps nothing of the round before; the device has it from ``upload`` on."""
-    arena = RoundArena(3, 3, sink_row=9, device=torch.device("cpu"))
-    arena.write([live_request(row, 20, (7, 8)) for row in range(3)])
-    arena.upload()
-    arena.write([live_request(4, 5, (50, 51)), live_request(1, 8, [60])])
-    assert arena.rows_B.tolist() == [0, 1, 2]
-    arena.upload()
-    assert arena.rows_B.tolist() == [4, 1, 9]
-    assert arena.firsts_B.tolist() == [5, 8, 0]
-    assert arena.num_drafted_B.tolist() == [2, 1, 0]
-    assert arena.remaining_B.tolist() == [36, 33, 0]
-    assert arena.tokens_BN.tolist() == [[104, 50, 51], [107, 60, 0], [0, 0, 0]]
-    assert arena.positions_T.tolist() == [4, 5, 6, 7, 8, -1, -1, -1, -1]
-
-
-def test_runner_names_what_it_has_not_recorded() -> None:
-    runner: GraphRunner[int] = GraphRunner(torch.device("cpu"))
-    key = GraphKey(2, 4, "sampled")
-    with pytest.raises(MetadataError, match="round 2x4 sampled is not recorded; recorded are: nothing"):
-        runner.replay(key)
-    runner.record(key, lambda: 5)
-    assert (runner.replay(key), runner.keys) == (5, (key,))
-    with pytest.raises(MetadataError, match="round 1x1 greedy is not recorded; recorded are: 2x4 sampled"):
-        runner.replay(GraphKey(1, 1, "greedy"))
-
-
-def test_runner_names_the_settings_when_memory_runs_out() -> None:
-    def fail() -> int:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines")
-
-    runner: GraphRunner[int] = GraphRunner(torch.device("cpu"))
-    with pytest.raises(
-        CapacityError, match=r"2x4 sampled: lower engine.graph_batch_sizes or engine.max_batch"
-    ) as caught:
-        runner.record(GraphKey(2, 4, "sampled"), fail)
-    assert "Tried to allocate 2 GiB" in str(caught.value) and "More lines" not in str(caught.value)
-    assert runner.keys == ()
 
 
 class PlainTarget:
