@@ -1,13 +1,14 @@
 """The refusal of stored weights that are no numbers; knows no format and no model."""
 
 from math import isfinite
+from pathlib import Path
 
 import torch
 
 from specdec.errors import CheckpointError
 
 
-def check_finite(value: torch.Tensor, *, name: str, file: object, advice: str) -> None:
+def check_finite(value: torch.Tensor, *, name: str, file: Path, advice: str) -> None:
     """Raise CheckpointError for NaN or inf in a weight: a model with one answers nonsense, and never says so.
 
     value   tensor of any type; integers are finite. One pass over it, and on a device one copy of a number to the host
@@ -23,6 +24,7 @@ def check_finite(value: torch.Tensor, *, name: str, file: object, advice: str) -
     if isfinite((most - least).item()):
         return
     num_wrong = int((~numbers.isfinite()).sum())
+    # The difference of large finite numbers overflows, too.
     if not num_wrong:
         return
     raise CheckpointError(f"{file}: {num_wrong} of {value.numel()} values of {name} are NaN or inf; {advice}")

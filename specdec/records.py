@@ -21,10 +21,10 @@ class RoundRecord:
     num_steps          decode rows
     num_emitted        tokens emitted, first tokens after a prompt included
     num_preempted      requests that lost their pages to this pass
-    verify_us          target pass and judgement, until the verdict is on the host; of a recorded round all that the
-                       recording holds, the drafting too, while the host writes the rows of the round before
-    draft_us           proposal, until it is on the host, as far as it is not in the recording
-    other_us           scheduling, pages, stops and bookkeeping, as far as it does not go on beside a recording
+    verify_us          target pass and judgement, until the verdict is on the host; of a recorded round the whole
+                       recording with the drafting in it, while the host writes the rows of the round before
+    draft_us           proposal, until it is on the host, unless the recording has it
+    other_us           scheduling, pages, stops and bookkeeping, without what the host does during a recording
     """
 
     round: int

@@ -2,7 +2,8 @@
 
 A captured pass is known by its ``GraphKey``. ``capture`` makes (or refreshes) the buffers of a key, ``replay``
 refreshes them for the live requests of a round; both plan like an eager pass, with constant shapes, and copy.
-Eager passes have plans of their own and never touch these. Works on any device; records no graph itself.
+Eager passes have plans of their own and never touch these. Works on any device; records no graph itself. It is for
+serving engines that record passes of the facade (``backend``); rounds of this project record ``target.forward_packed``.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """How many tokens fit into a memory budget; pure integers, measures and allocates nothing.
 
 The result counts pages of ``layout.page_size`` raw tokens. It is turned back into pages per group by the same
-sizing functions that build the pool, so a pool of the result has exactly the predicted bytes.
+sizing functions that build the pool, so a pool of the result has exactly the predicted bytes. It is for serving engines
+that fill the memory of a device; runs of this project size a pool by batch and context (``specdec.cache.sizing``).
 """
 
 from dataclasses import replace

@@ -57,7 +57,7 @@ class DraftCache:
         self.values[rows, slots] = values
 
     def read(self, rows: CacheRows, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, ``num_slots``, G, d] of rows; perhaps views, so that they are used before a write."""
+        """Keys and values [B, ``num_slots``, G, d] of rows; they may be views, which the next write changes."""
         return self.keys[rows.place, :num_slots], self.values[rows.place, :num_slots]
 
 

@@ -61,6 +61,7 @@ class PageAllocator:
         self._changed: set[int] = set()
         for row in range(max_rows):
             self._note(row)
+        # Device tables begin without pages, as these rows do.
         self._changed.clear()
 
     @property
@@ -236,7 +237,7 @@ class PageAllocator:
         return changed
 
     def _note(self, row: int) -> None:
-        """The pages of ``row`` have changed: what follows from them."""
+        """After every change of the pages of ``row``: set its two limits and remember it for ``take_changes``."""
         state = self._rows[row]
         state.covered = (state.base + len(state.page_ids)) * self._page_tokens
         if self._window:

@@ -44,6 +44,7 @@ class BlockTables:
         starts = tuple(accumulate(self._widths, initial=0))
         # Behind the tables come the bases of the sliding groups, one column each.
         base_columns = {group_id: starts[-1] + i for i, group_id in enumerate(self._sliding)}
+        # Of each group: first column, number of columns, and column of the base if there is one.
         self._columns = {
             spec.group_id: (start, width, base_columns.get(spec.group_id))
             for spec, start, width in zip(self.specs, starts, self._widths, strict=False)

@@ -22,7 +22,7 @@ FIRST_ARCHITECTURE = 90
 def wait_for_earlier(EARLY: tl.constexpr):
     """Wait for the results of all earlier kernels.
 
-    For kernels that a library's may follow: those of a library may rely on starting only when this one has ended.
+    For kernels that one of a library may follow, which may rely on starting after this one has ended.
     """
     if EARLY:
         gdc_wait()

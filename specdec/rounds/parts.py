@@ -33,8 +33,8 @@ class RoundResult:
     drafted   proposal that the next round verifies, or None
     verify_s  target pass and judgement, until the verdict is on the host; of a recorded round the drafting too
     draft_s   proposal, until it is on the host, unless it is part of ``verify_s``
-    wait_s    of ``verify_s``, from the launch of the recording until its result was on the host, which waits after it
-              has written the rows of the round before; None for an eager round
+    wait_s    of ``verify_s``, from the launch of the recording until its result is on the host, which meanwhile writes
+              the rows of the round before; None for an eager round
     has_trees whether it verified a tree
     """
 

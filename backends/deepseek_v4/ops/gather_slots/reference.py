@@ -1,4 +1,7 @@
-"""Slots of contiguous stretches of requests' rows, for gathering them; knows nothing of what is stored there."""
+"""Slots of contiguous stretches of requests' rows, for gathering them; knows nothing of what is stored there.
+
+For serving engines that score prompts over gathered indexer rows (``prefill_chunks``); passes here score through pages.
+"""
 
 import torch
 

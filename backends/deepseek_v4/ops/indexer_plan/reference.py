@@ -1,4 +1,7 @@
-"""What the paged indexer scores of each query read: context lengths and pages; knows nothing of scoring."""
+"""What the paged indexer scores of each query read: context lengths and pages; knows nothing of scoring.
+
+For serving engines whose kernels take these of each query; ``index_scores`` finds them in the block tables.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""How the indexer scores of a prompt pass are cut to fit its workspace; host integers and CPU tensors only."""
+"""How the indexer scores of a prompt pass are cut to fit its workspace; host integers and CPU tensors only.
+
+For serving engines with prompts that do not fit; the engine here cuts prompts before a pass (``engine.prefill_chunk``).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
