@@ -8,11 +8,13 @@ run. ``--save`` writes ``experiments/results/h200_decode.json``.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from backends.deepseek_v4.fused.weights import WeightFormats
 from backends.deepseek_v4.kernels import Kernels
+from backends.deepseek_v4.model import DeepseekV4Model
 from backends.deepseek_v4.stored_weight import WeightFormat
 from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH, build
@@ -22,6 +24,7 @@ from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
 from experiments.result_file import save_gpu_result
 
 Point = tuple[int, int]
+"""Batch and context."""
 ALL: tuple[Point, ...] = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (8, 65536), (64, 65536))
 SOME: tuple[Point, ...] = ((1, 1024), (8, 1024), (64, 1024), (1, 65536), (64, 65536))
 QUICK: tuple[Point, ...] = ((1, 1024), (64, 1024))
@@ -32,13 +35,26 @@ FORMATS = {
 }
 
 
-def storages() -> list[tuple[str, str, str, Kernels, tuple[Point, ...]]]:
-    """(weights, cache, indexer, kernels, batches and contexts) that are timed here."""
-    found = [("bf16", "bf16", "plain", Kernels.TRITON, ALL)]
-    quantised = "fp8 + fp4 experts"
-    found += [(weights, "fp8", "fp8", Kernels.TRITON, SOME) for weights in ("bf16", quantised)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """Types that weights (a name of ``FORMATS``), rows and indexer keys are stored in; at which points it is timed."""
+
+    weights: str
+    cache_dtype: str
+    indexer_dtype: str
+    kernels: Kernels
+    points: tuple[Point, ...]
+
+
+def storages() -> list[Storage]:
+    """What is timed here: the default, then fp8 rows with every attention kernel and every type of weights."""
+    found = [Storage(weights="bf16", cache_dtype="bf16", indexer_dtype="plain", kernels=Kernels.TRITON, points=ALL)]
+    fp8_kernels = [Kernels.TRITON]
     if is_available(torch.device("cuda")):
-        found += [(weights, "fp8", "fp8", Kernels.FLASH_MLA, SOME) for weights in ("bf16", quantised)]
+        fp8_kernels.append(Kernels.FLASH_MLA)
+    for kernels in fp8_kernels:
+        for weights in FORMATS:
+            found.append(Storage(weights=weights, cache_dtype="fp8", indexer_dtype="fp8", kernels=kernels, points=SOME))
     return found
 
 
@@ -52,25 +68,31 @@ def main(arguments: Sequence[str]) -> None:
     peers = {point: peer_ms(FLASH_WIDTH, model, batch=point[0], context=point[1]) for point in PEER_POINTS}
     torch.cuda.empty_cache()
     figures = []
-    for weights, cache_dtype, indexer_dtype, kernels, points in storages():
-        for batch, context in QUICK if is_quick else points:
+    for storage in storages():
+        for batch, context in QUICK if is_quick else storage.points:
             shape = WorldShape(
                 batch=batch,
                 context=context,
-                cache_dtype=cache_dtype,
-                indexer_dtype=indexer_dtype,
+                cache_dtype=storage.cache_dtype,
+                indexer_dtype=storage.indexer_dtype,
                 num_draft_tokens=1,
-                kernels=kernels,
-                formats=FORMATS[weights],
+                kernels=storage.kernels,
+                formats=FORMATS[storage.weights],
             )
-            figures.append(measure(model, shape, weights, bandwidth, peers.get((batch, context))))
+            figures.append(measure(model, shape, storage.weights, bandwidth, peers.get((batch, context))))
             torch.cuda.empty_cache()
     if "--save" in arguments:
         save_gpu_result("h200_decode.json", "python -m experiments.bench_decode --save", {"steps": figures})
 
 
-def measure(model, shape: WorldShape, weights: str, bandwidth: float, peer: float | None) -> dict[str, object]:
-    """One point: printed, and returned for the result file."""
+def measure(
+    model: DeepseekV4Model, shape: WorldShape, weights: str, bandwidth: float, peer: float | None
+) -> dict[str, object]:
+    """One point: printed, and returned for the result file.
+
+    bandwidth  of a copy, bytes a second
+    peer       milliseconds of transformers' eager step, where it was timed
+    """
     world = make_world(model, None, shape)
     packed = world.packed(1)
     step_ms = graph_ms([lambda: world.target.forward_packed(packed)])

@@ -27,26 +27,32 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     bandwidth = copy_bandwidth()
     model, _ = build(FLASH_WIDTH, torch.device("cuda"), torch.bfloat16)
-    storages = [("bf16", "plain", Kernels.TRITON)]
-    if is_available(torch.device("cuda")):
-        storages.append(("fp8", "fp8", Kernels.FLASH_MLA))
-    figures = [measure(model, bandwidth, batch, *storage) for storage in storages for batch in BATCHES]
+    figures = [measure(model, shape, bandwidth) for shape in shapes()]
     if "--save" in arguments:
         save_gpu_result("h200_verify.json", "python -m experiments.bench_verify --save", {"curves": figures})
 
 
-def measure(
-    model: DeepseekV4Model, bandwidth: float, batch: int, cache_dtype: str, indexer_dtype: str, kernels: Kernels
-) -> dict[str, object]:
-    """The curve of one batch: printed, and returned for the result file."""
-    shape = WorldShape(
-        batch=batch,
-        context=CONTEXT,
-        cache_dtype=cache_dtype,
-        indexer_dtype=indexer_dtype,
-        num_draft_tokens=max(WIDTHS) - 1,
-        kernels=kernels,
-    )
+def shapes() -> list[WorldShape]:
+    """Every batch in every storage that is timed here."""
+    storages = [("bf16", "plain", Kernels.TRITON)]
+    if is_available(torch.device("cuda")):
+        storages.append(("fp8", "fp8", Kernels.FLASH_MLA))
+    return [
+        WorldShape(
+            batch=batch,
+            context=CONTEXT,
+            cache_dtype=cache_dtype,
+            indexer_dtype=indexer_dtype,
+            num_draft_tokens=max(WIDTHS) - 1,
+            kernels=kernels,
+        )
+        for cache_dtype, indexer_dtype, kernels in storages
+        for batch in BATCHES
+    ]
+
+
+def measure(model: DeepseekV4Model, shape: WorldShape, bandwidth: float) -> dict[str, object]:
+    """The curve of one shape: printed, and returned for the result file; ``bandwidth`` of a copy in bytes a second."""
     world = make_world(model, None, shape)
     times, floors = {}, {}
     for width in WIDTHS:
@@ -54,14 +60,14 @@ def measure(
         times[width] = graph_ms([partial(world.target.forward_packed, packed)])
         floors[width] = 1e3 * total(floor_bytes(world, width)) / bandwidth
     curve = "  ".join(f"N={n}: {times[n]:.3f} ms, {times[n] / times[1]:.2f} x" for n in WIDTHS)
-    print(f"{cache_dtype} rows, {kernels.value}, batch {batch:3}  {curve}", flush=True)
+    print(f"{shape.cache_dtype} rows, {shape.kernels.value}, batch {shape.batch:3}  {curve}", flush=True)
     del world
     torch.cuda.empty_cache()
     return {
-        "cache_dtype": cache_dtype,
-        "kernels": kernels.value,
-        "batch": batch,
-        "context": CONTEXT,
+        "cache_dtype": shape.cache_dtype,
+        "kernels": shape.kernels.value,
+        "batch": shape.batch,
+        "context": shape.context,
         "step_ms": times,
         "floor_ms": floors,
     }
