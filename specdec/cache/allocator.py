@@ -92,16 +92,8 @@ class CacheManager:
         """
         return Reservation(row, first_position, width + in_flight_tokens, draft_reach(num_draft_tokens))
 
-    def can_reserve(self, requests: Sequence[Reservation]) -> bool:
-        """Whether all of ``requests``, of different rows and reserved in this order, would find their pages.
-
-        Changes nothing.
-        """
-        spans = self._spans(requests)
-        return all(allocator.has_room(spans[drafted]) for allocator, drafted in self._groups)
-
     def try_reserve(self, requests: Sequence[Reservation]) -> bool:
-        """``reserve`` all of ``requests``, of different rows, if every group has the pages for all of them.
+        """``reserve`` all of ``requests``, of different rows, in this order if every group has pages for all of them.
 
         Else nothing has happened, and it is False.
         """

@@ -90,7 +90,6 @@ def test_failed_reservation_moves_no_page_in_any_group():
     before = snapshot(cache)
     # Every other group has room, and the window group is short only for the draft reach.
     request = cache.chunk(1, 0, 63, extra=66)
-    assert not cache.can_reserve([request])
     with pytest.raises(CapacityError, match=r"v4\.swa_kv: 3 pages wanted for row 1, 1 of 3 are free"):
         cache.reserve(request)
     assert snapshot(cache) == before
@@ -110,27 +109,27 @@ def test_try_reserve_takes_all_pages_or_none_and_counts_no_failure():
     cache.check_integrity()
 
 
-def test_can_reserve_counts_all_requests_together():
-    cache = manager(swa_pages=4)
+def test_try_reserve_counts_all_requests_together():
     one, two = (
         Reservation(row=0, first_position=0, num_tokens=128),
         Reservation(row=1, first_position=0, num_tokens=128),
     )
-    assert cache.can_reserve([one]) and cache.can_reserve([two])
-    assert not cache.can_reserve([one, two])
-    assert cache.num_failed == 0
+    for alone in (one, two):
+        assert manager(swa_pages=4).try_reserve([alone])
+    assert not manager(swa_pages=4).try_reserve([one, two])
 
 
-def test_can_reserve_lets_later_requests_use_what_earlier_ones_release():
+def test_try_reserve_lets_later_requests_use_what_earlier_ones_release():
     cache = manager(swa_pages=4)
     cache.reserve_chunk(0, 0, 192)
     moving, fresh = (
         Reservation(row=0, first_position=192, num_tokens=0),
         Reservation(row=1, first_position=0, num_tokens=64),
     )
-    assert not cache.can_reserve([fresh])
-    assert cache.can_reserve([moving, fresh])
-    assert not cache.can_reserve([fresh, moving])
+    assert not cache.try_reserve([fresh])
+    assert not cache.try_reserve([fresh, moving])
+    assert cache.try_reserve([moving, fresh])
+    cache.check_integrity()
 
 
 @pytest.mark.parametrize("row", [-1, 3])
@@ -207,12 +206,11 @@ class Serving(RuleBasedStateMachine):
     def attempt(self, request: Reservation) -> None:
         row = request.row
         before, kept = snapshot(self.cache), self.pages_of(row)
-        fits = self.cache.can_reserve([request])
-        assert snapshot(self.cache) == before
         num_failed = self.cache.num_failed
-        assert self.cache.try_reserve([request]) == fits
+        fits = self.cache.try_reserve([request])
         assert self.cache.num_failed == num_failed
         if not fits:
+            assert snapshot(self.cache) == before
             with pytest.raises(CapacityError):
                 self.cache.reserve(request)
             assert snapshot(self.cache) == before
@@ -248,11 +246,13 @@ class Serving(RuleBasedStateMachine):
     def run_a_round_of_all_rows(self, widths: tuple[int, ...], parts: tuple[float, ...], order: list[int]) -> None:
         """Reserving and rolling back together is what doing so row by row is, or happens for no row."""
         requests = [self.cache.decode(row, self.committed[row], width=widths[row], num_draft_tokens=3) for row in order]
-        fits, before, num_failed = self.cache.can_reserve(requests), snapshot(self.cache), self.cache.num_failed
+        before, num_failed = snapshot(self.cache), self.cache.num_failed
         alone = copy.deepcopy(self.cache)
-        assert self.cache.try_reserve(requests) == fits
-        if not fits:
+        if not self.cache.try_reserve(requests):
             assert (snapshot(self.cache), self.cache.num_failed) == (before, num_failed)
+            with pytest.raises(CapacityError):
+                for request in requests:
+                    alone.reserve(request)
             return
         for request in requests:
             alone.reserve(request)
