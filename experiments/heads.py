@@ -4,6 +4,7 @@ from backends.eagle3.backend import Eagle3Backend
 from backends.eagle3.weights import TargetPart, load_eagle3
 from backends.medusa.backend import MedusaBackend
 from backends.medusa.weights import load_medusa
+from backends.packed_linears import pack_linears
 from experiments.memory import CACHE_KEYS, check_fits
 from experiments.targets import DraftRequest, LentWeights
 from specdec.errors import CheckpointError, ConfigError, UnsupportedError
@@ -23,6 +24,7 @@ def load_eagle3_head(request: DraftRequest) -> Eagle3Backend:
     slot = 2 * config.num_key_value_heads * config.head_dim * model.fc.weight.element_size()
     size = request.max_batch * request.max_context * slot
     check_fits("caches of the EAGLE-3 head", size, request.device, conf=CACHE_KEYS)
+    pack_linears(model)
     return Eagle3Backend(
         model,
         target_hidden_size=lent.embedding.shape[1],
@@ -36,6 +38,7 @@ def load_medusa_heads(request: DraftRequest) -> MedusaBackend:
     lent = _lent(request, "medusa")
     assert request.folder is not None
     model = load_medusa(request.folder, head=lent.head, device=request.device, dtype=request.dtype)
+    pack_linears(model)
     return MedusaBackend(model, lent.head_input)
 
 
