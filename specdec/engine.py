@@ -14,7 +14,7 @@ from specdec.api import CacheGroupSpec, Drafter, Target, Verifier
 from specdec.cache.allocator import CacheManager
 from specdec.cache.tables import BlockTables
 from specdec.engine_config import EngineConfig, plan_cache
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, MetadataError
 from specdec.noise import VocabularyNoise
 from specdec.records import RoundRecord, request_output, round_record, step_row
 from specdec.request import LiveRequest, Request, RequestOutput
@@ -68,6 +68,7 @@ class Engine:
         self._drafted: Drafted | None = None
         self._finished: list[tuple[LiveRequest, float]] = []
         self._unwritten: tuple[RoundRecord, Sequence[Committed], float] | None = None
+        self._in_round = False
         self._live_ids: set[tuple[str, int]] = set()
         self.cache_plan = plan_cache(
             target.cache_groups,
@@ -159,7 +160,19 @@ class Engine:
 
     @torch.no_grad()
     def run_round(self) -> RoundRecord | None:
-        """One pass of the target and what follows from it; None when there is no work."""
+        """One pass of the target and what follows from it; None when there is no work.
+
+        Raises MetadataError after a round that an error or an interrupt broke off: tokens, counts and draft laws may be
+        those of half a round. ``take_outputs`` still gives what had finished before it.
+        """
+        if self._in_round:
+            raise MetadataError("a round of this engine was broken off and cannot be continued: make a new engine")
+        self._in_round = True
+        record = self._whole_round()
+        self._in_round = False
+        return record
+
+    def _whole_round(self) -> RoundRecord | None:
         started = perf_counter()
         batch = self._scheduler.select()
         if batch is None:
