@@ -154,6 +154,9 @@ class Engine:
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of the requests that finished since the last call; their text is made here, not in the rounds."""
+        if not self._finished:
+            # The rows of the last round are left to the next one, which writes them while the device works.
+            return []
         self._write_rows()
         finished, self._finished = self._finished, []
         return [request_output(live, ended_s=ended_s) for live, ended_s in finished]
