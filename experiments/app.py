@@ -38,6 +38,7 @@ from experiments.help import help_text
 from experiments.kept import Kept
 from experiments.run_folder import FolderLock, failure_of, status_of
 from experiments.sweep_plan import write_plan
+from experiments.termination import EXIT_TERMINATED, Terminated, termination_interrupts
 from specdec.errors import ConfigError, SpecDecError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -73,6 +74,7 @@ class App:
     is_done  whether the job of this folder need not run again
     added    groups outside of the defaults list
     report   called at the end of a sweep with every job of it, finished or not
+    failures errors with which a job has failed (exit code 1); any other of its SpecDecErrors is a mistake (2)
     """
 
     name: str
@@ -84,6 +86,7 @@ class App:
     check_grid: Callable[[Sequence[DictConfig]], None] | None = None
     added: tuple[str, ...] = ()
     report: Callable[[Sequence[Job]], None] | None = None
+    failures: tuple[type[SpecDecError], ...] = (SpecDecError,)
 
     def main(self, arguments: Sequence[str]) -> int:
         """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
@@ -93,7 +96,8 @@ class App:
         for line in found.warnings:
             print(f"warning: {line}", file=sys.stderr)
         try:
-            return self._dispatch(list(arguments), found.plugins)
+            with termination_interrupts():
+                return self._dispatch(list(arguments), found.plugins)
         except SpecDecError as error:
             return _complain(error)
         except (HydraException, OmegaConfBaseException) as error:
@@ -102,9 +106,9 @@ class App:
             # A full disk or a folder that cannot be written; the traceback of a job is in its status.json.
             told = SpecDecError(f"a file cannot be used: {error} (conf: hydra.run.dir, of a sweep hydra.sweep.dir)")
             return _complain(told, EXIT_FAILED)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             print("interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
+            return EXIT_TERMINATED if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
 
     def _register_resolvers(self) -> None:
         OmegaConf.register_new_resolver("run_suffix", _run_suffix, use_cache=True, replace=True)
@@ -163,7 +167,7 @@ class App:
         if capture.error is None:
             return 0
         if isinstance(capture.error, SpecDecError):
-            return _complain(capture.error, EXIT_FAILED)
+            return _complain(capture.error, EXIT_FAILED if isinstance(capture.error, self.failures) else EXIT_MISTAKE)
         raise capture.error
 
     def _check_free(self, folder: Path) -> None:

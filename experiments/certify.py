@@ -1,7 +1,8 @@
 """``python -m experiments.certify verifier=NAME drafter=NAME``: is the pair exact, and if not, where does it differ?
 
 Decoding over small tables is enumerated in rational arithmetic (specdec.certify). Without any setting everything that
-ships is judged, and every wrong rule that must be found. The exit code is 0 only if all is as it should be.
+ships is judged, and every wrong rule that must be found. The exit code is 0 only if all is as it should be, 1 if not,
+and 2 for what cannot be judged.
 """
 
 import sys
@@ -72,7 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def app() -> App:
     """The application, with nothing loaded yet."""
-    return App(name="certify", config="certify", run=run, check=check, key=key, is_done=is_done)
+    return App(
+        name="certify",
+        config="certify",
+        run=run,
+        check=check,
+        key=key,
+        is_done=is_done,
+        failures=(NotExactError,),
+    )
 
 
 def run(config: DictConfig) -> None:
@@ -87,8 +96,13 @@ def run(config: DictConfig) -> None:
 
 
 def _judge(settings: dict, folder: Path) -> None:
+    from specdec.certify.judges import UntiedError
+
     start = time.process_time()
-    lines, holds = _suite() if settings["suite"] else _pair(settings)
+    try:
+        lines, holds = _suite() if settings["suite"] else _pair(settings)
+    except UntiedError as error:
+        raise NotExactError(str(error)) from None
     seconds = time.process_time() - start
     print("\n".join(lines))
     print(f"{seconds:.1f} s")
@@ -138,10 +152,13 @@ def check(config: DictConfig) -> None:
     """Raise SpecDecError for settings that cannot work."""
     mistakes.check(config)
     from experiments.build import drafter_config, instantiate
+    from specdec.engine_config import EngineConfig
+    from specdec.trees.support import check_without_target
 
     settings = _plain(config)
-    drafter_config(settings["drafter"])
-    instantiate(settings["verifier"], "verifier").build()
+    drafter, verifier = drafter_config(settings["drafter"]), instantiate(settings["verifier"], "verifier").build()
+    if not settings["suite"]:
+        check_without_target(drafter.needs, verifier, EngineConfig())
 
 
 def key(config: DictConfig) -> str:

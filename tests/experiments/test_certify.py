@@ -66,6 +66,7 @@ def test_lossy_pair_ends_with_its_counterexample(
         ("drafter=custom", "drafter._target_ must be set"),
         ("verifier.nothing=1", "unknown key verifier.nothing"),
         ("verifier=threshold verifier.threshold=2", "verifier.threshold must be a number, 0 to 1, got 2.0"),
+        ("verifier=rejection drafter=ngram drafter.branches=3", "proposes trees: take greedy, gumbel or siblings"),
     ],
 )
 def test_mistake_is_one_line(
@@ -74,6 +75,38 @@ def test_mistake_is_one_line(
     assert certify_here(*override.split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+GLOBAL_NOISE = """
+import torch
+from drafters.ngram import NgramConfig
+
+class NoisyConfig(NgramConfig):
+    def build(self, setup):
+        inner = NgramConfig.build(self, setup)
+        return Noisy(inner)
+
+class Noisy:
+    def __init__(self, inner):
+        self.inner, self.num_draft_tokens, self.needs = inner, inner.num_draft_tokens, inner.needs
+
+    def propose(self, inputs):
+        torch.rand(1)
+        return self.inner.propose(inputs)
+
+    def forget(self, rows):
+        self.inner.forget(rows)
+"""
+
+
+def test_drafter_that_cannot_be_enumerated_is_a_mistake_not_a_verdict(
+    certify_here: Certify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("noisy.py").write_text(GLOBAL_NOISE, encoding="utf-8")
+    monkeypatch.syspath_prepend(".")
+    assert certify_here("verifier=rejection", "drafter._target_=noisy.NoisyConfig", "tokens=3") == 2
+    error = capsys.readouterr().err
+    assert "draws from a global random generator" in error and error.count("\n") == 1
 
 
 def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
