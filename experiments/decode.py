@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 
 from experiments.chat import Message, encode_chat
 from experiments.speed import US_PER_S, Timing
@@ -98,11 +98,12 @@ def decode(
     engine.record_ahead()
     outputs: list[RequestOutput] = []
     skipped: list[tuple[str, int]] = []
-    total_s = 0.0
+    total_s = cpu_s = 0.0
     while engine.has_work:
-        started = perf_counter()
+        started, cpu_started = perf_counter(), process_time()
         engine.run_round()
         total_s += perf_counter() - started
+        cpu_s += process_time() - cpu_started
         for output in engine.take_outputs():
             outputs.append(output)
             if on_finish is not None:
@@ -110,7 +111,7 @@ def decode(
             skipped += _continue(engine, by_id[output.request_id], output)
     return Decoded(
         outputs=tuple(outputs),
-        timing=_timing(engine, outputs, total_s),
+        timing=_timing(engine, outputs, total_s=total_s, cpu_s=cpu_s),
         execution=engine.execution,
         skipped_turns=tuple(skipped),
     )
@@ -128,11 +129,12 @@ def _continue(engine: Engine, conversation: Conversation, output: RequestOutput)
     return []
 
 
-def _timing(engine: Engine, outputs: Sequence[RequestOutput], total_s: float) -> Timing:
+def _timing(engine: Engine, outputs: Sequence[RequestOutput], *, total_s: float, cpu_s: float) -> Timing:
     pure = [record for record in engine.rounds if record.num_steps and not record.num_prompt_tokens]
     return Timing(
         total_us=total_s * US_PER_S,
         decode_us=sum(record.total_us for record in pure),
         num_tokens=sum(len(output.output_ids) for output in outputs),
         num_decoded=sum(record.num_emitted for record in pure),
+        cpu_us=cpu_s * US_PER_S,
     )

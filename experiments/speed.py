@@ -1,10 +1,12 @@
-"""Speed-up: tokens per second of two runs of the same prompts, with the spread of their repeats."""
+"""Speed-up: tokens per second, of wall or CPU time, of two runs of the same prompts, and the spread of repeats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 US_PER_S = 1e6
+BUSY_FACTOR = 1.25
+"""Wall time beyond this many times the CPU time was not spent on the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,17 +17,24 @@ class Timing:
     decode_us    rounds that verified something and took no prompt tokens
     num_tokens   emitted, first tokens of requests included
     num_decoded  of them, those of the rounds in ``decode_us``
+    cpu_us       CPU time of the process, all threads, within ``total_us``; 0 where it was not recorded
     """
 
     total_us: float
     decode_us: float
     num_tokens: int
     num_decoded: int
+    cpu_us: float = 0.0
 
     @property
     def rate(self) -> float:
         """Tokens per second, prompts included in the time."""
         return _rate(self.num_tokens, self.total_us)
+
+    @property
+    def cpu_rate(self) -> float:
+        """Tokens per CPU second, prompts included in the time."""
+        return _rate(self.num_tokens, self.cpu_us)
 
     @property
     def decode_rate(self) -> float:
@@ -61,6 +70,16 @@ def ratio(
         "high": max(top) / min(bottom) if several else None,
         "n": min(len(top), len(bottom)),
     }
+
+
+def waited(timings: Sequence[Timing]) -> tuple[float, float] | None:
+    """CPU and wall seconds of all repeats where the process had to wait for a core; None where it had not.
+
+    With several threads their CPU time adds up, so that it takes more waiting before this says so.
+    """
+    cpu_s = sum(timing.cpu_us for timing in timings) / US_PER_S
+    wall_s = sum(timing.total_us for timing in timings) / US_PER_S
+    return (cpu_s, wall_s) if 0 < BUSY_FACTOR * cpu_s < wall_s else None
 
 
 def _rate(num_tokens: int, time_us: float) -> float:

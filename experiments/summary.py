@@ -55,6 +55,8 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     A metric is ``{value, low, high, n}``; one per drafted position is a list of them. What was not observed is null.
     """
     timings = run.timings
+    # A process that waits for a GPU uses its CPU as it likes.
+    on_cpu = run.mode["device"] == "cpu"
     return {
         "schema_version": SCHEMA_VERSION,
         "mode": dict(run.mode),
@@ -66,6 +68,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
         "accepted_histogram": accepted_histogram(Steps.of(run.rows)).tolist(),
         "speedup": ratio(timings, plain or (), lambda timing: timing.rate),
         "speedup_decode": ratio(timings, plain or (), lambda timing: timing.decode_rate),
+        "speedup_cpu": ratio(timings, plain or (), lambda timing: timing.cpu_rate) if on_cpu else measured(()),
         "tokens_per_second": measured([timing.rate for timing in timings]),
         "tokens_per_second_decode": measured([timing.decode_rate for timing in timings]),
         "ms_per_round": dict(RoundTimes.of(run.rows).ms_per_round),
@@ -78,6 +81,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
         ),
         **_counts(run),
         "timings": [asdict(timing) for timing in timings],
+        "baseline_timings": [asdict(timing) for timing in plain or ()],
         "definitions": dict(DEFINITIONS),
     }
 

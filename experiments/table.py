@@ -7,9 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.speed import Timing, waited
+
 FEW = 20
 SHOWN_PARTINGS = 5
 NOTHING = "-"
+TIMED = {"the run": "timings", "its baseline": "baseline_timings"}
 ONE_TIMING = "speedup: one timing, no range (engine.repeats=3 gives one)"
 DEFINED_BELOW = (
     "tokens_per_step",
@@ -46,6 +49,8 @@ def run_table(summary: Mapping[str, Any], drafter: str) -> Table:
     table.add_row("lossless", lossless_text(summary["lossless"]), NOTHING)
     table.add_row("speedup", interval(summary["speedup"]), NOTHING)
     table.add_row("speedup_decode", interval(summary["speedup_decode"]), NOTHING)
+    if is_on_cpu(summary):
+        table.add_row("speedup_cpu", interval(summary["speedup_cpu"]), NOTHING)
     table.add_row("tokens_per_second", interval(summary["tokens_per_second"], digits=1), NOTHING)
     for phase, value in summary["ms_per_round"].items():
         table.add_row(f"{phase}_ms_per_round", NOTHING if value is None else f"{value:.3f}", NOTHING)
@@ -79,7 +84,25 @@ def notes(summary: Mapping[str, Any]) -> Sequence[str]:
         lines.append(f"warning: {summary['num_skipped_turns']} turns no longer fitted into the context")
     if is_one_timing(summary["speedup"]):
         lines.append(ONE_TIMING)
-    return lines
+    return [*lines, *busy_lines(summary)]
+
+
+def busy_lines(summary: Mapping[str, Any]) -> Sequence[str]:
+    """A warning for a run, and one for its baseline, whose process waited for a core while it was timed."""
+    if not is_on_cpu(summary):
+        return []
+    found = {what: waited([Timing(**each) for each in summary[key]]) for what, key in TIMED.items()}
+    return [
+        f"warning: the machine was busy during {what}: {times[0]:.1f} s of CPU time took {times[1]:.1f} s; "
+        "the wall-clock speed-up is unreliable (speedup_cpu counts CPU time)"
+        for what, times in found.items()
+        if times is not None
+    ]
+
+
+def is_on_cpu(summary: Mapping[str, Any]) -> bool:
+    """Whether CPU time measures this run; not for one of a version that did not record it."""
+    return "speedup_cpu" in summary and summary["mode"].get("device") == "cpu"
 
 
 def parting_lines(summary: Mapping[str, Any]) -> Sequence[str]:

@@ -228,6 +228,7 @@ DEFINITIONS: Mapping[str, str] = {
     "conditional_raw": "conditional with the positions beyond a cut counted",
     "speedup": "tokens per second / tokens per second of plain decoding on the same prompts, prefill included",
     "speedup_decode": "the same over rounds after prefill",
+    "speedup_cpu": "speedup per second of CPU time of the process, all threads, instead of the wall clock",
 }
 """What is printed under a table that shows the metric."""
 

@@ -17,6 +17,7 @@ from specdec.metrics import DEFINITIONS
 from specdec.step_row import SCHEMA_VERSION
 
 NOT_KNOWN = "not known"
+SPEEDUPS = ("speedup", "speedup_decode", "speedup_cpu")
 UNTESTED = "format from documentation, untested against a live engine"
 
 
@@ -95,7 +96,7 @@ def summary_of(origin: Origin, found: Statistics, figures: Figures) -> dict[str,
             "how": UNTESTED,
             "notes": [*found.notes, *figures.notes],
             "problems": list(found.problems),
-            "unknown": [*unknown, "speedup", "speedup_decode", "ms_per_round", "loop_token_share", "lossless"],
+            "unknown": [*unknown, *SPEEDUPS, "ms_per_round", "loop_token_share", "lossless"],
             "facts": dict(found.facts),
         },
         "mode": {"source": _source(origin, found), "verifier": NOT_KNOWN},
@@ -109,6 +110,7 @@ def summary_of(origin: Origin, found: Statistics, figures: Figures) -> dict[str,
         "accepted_histogram": list(figures.histogram),
         "speedup": NOTHING,
         "speedup_decode": NOTHING,
+        "speedup_cpu": NOTHING,
         "tokens_per_second": speed,
         "tokens_per_second_decode": NOTHING,
         "ms_per_round": {"draft": None, "verify": None, "other": None},
@@ -124,6 +126,7 @@ def summary_of(origin: Origin, found: Statistics, figures: Figures) -> dict[str,
         "num_skipped_turns": 0,
         "finish_reasons": dict(Counter(request.finish_reason for request in found.requests)),
         "timings": [],
+        "baseline_timings": [],
         "definitions": dict(DEFINITIONS),
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.finished_run import read_run
 from experiments.memory import available_bytes
 from experiments.run_folder import Status, read_json, read_jsonl, status_of
 from specdec.metrics import FORMULAS, POSITION_FORMULAS
@@ -55,7 +56,7 @@ def test_summary_holds_every_metric_with_interval_and_count(run_here: Command, t
     assert summary["loop_token_share"].keys() == {"value", "low", "high", "n"}
     assert summary["loop_token_share"]["n"] == summary["num_output_tokens"]
     assert len(summary["survival"]) == 2
-    for name in ("speedup", "speedup_decode"):
+    for name in ("speedup", "speedup_decode", "speedup_cpu"):
         assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]
         assert summary[name]["n"] == 2
     assert len(summary["timings"]) == 2
@@ -93,6 +94,23 @@ def test_speedup_of_one_timing_says_that_it_has_no_range(run_here: Command, caps
     assert note not in capsys.readouterr().out
     assert run_here(*TOY, "engine.repeats=1", "baseline=off") == 0
     assert note not in capsys.readouterr().out
+
+
+def test_cpu_times_of_run_and_baseline_are_kept_and_may_be_missing(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*TOY, "engine.repeats=1", "hydra.run.dir=first") == 0
+    assert "speedup_cpu" in capsys.readouterr().out
+    summary = read_json(tmp_path / "first" / "summary.json")
+    plain = tmp_path / "first" / "baseline" / "summary.json"
+    assert summary["baseline_timings"] == read_json(plain)["timings"]
+    assert all(timing["cpu_us"] > 0 for timing in (*summary["timings"], *summary["baseline_timings"]))
+    older = read_json(plain)
+    del older["speedup_cpu"], older["baseline_timings"], older["timings"][0]["cpu_us"]
+    plain.write_text(json.dumps(older), encoding="utf-8")
+    assert run_here(*TOY, "engine.repeats=1", "hydra.run.dir=second", "baseline=first") == 0
+    assert read_json(tmp_path / "second" / "summary.json")["speedup_cpu"]["value"] is None
+    assert read_run(tmp_path / "first" / "baseline").timings[0].cpu_us == 0
 
 
 def test_steps_and_outputs_tell_the_same_story(run_here: Command, tmp_path: Path) -> None:

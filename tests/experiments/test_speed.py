@@ -1,6 +1,10 @@
 """Speed-up: tokens per second of one run over the other, with the range of the repeats."""
 
-from experiments.speed import Timing, measured, ratio
+from dataclasses import replace
+
+import pytest
+
+from experiments.speed import Timing, measured, ratio, waited
 
 
 def timing(seconds: float, *, tokens: int = 100) -> Timing:
@@ -30,3 +34,15 @@ def test_nothing_decoded_has_no_value() -> None:
     empty = Timing(total_us=1.0, decode_us=0.0, num_tokens=1, num_decoded=0)
     assert ratio([empty], [timing(1.0)], lambda t: t.decode_rate)["value"] is None
     assert measured([empty.decode_rate]) == {"value": None, "low": None, "high": None, "n": 0}
+
+
+def test_cpu_rate_counts_only_what_the_process_was_given() -> None:
+    ours, plain = (replace(timing(4.0), cpu_us=cpu_s * 1e6) for cpu_s in (1.0, 2.0))
+    assert ratio([ours], [plain], lambda t: t.cpu_rate)["value"] == 2.0
+    assert ratio([ours], [timing(2.0)], lambda t: t.cpu_rate)["value"] is None
+
+
+@pytest.mark.parametrize(("cpu_s", "found"), [(1.0, (1.0, 2.0)), (1.6, None), (2.0, None), (0.0, None)])
+def test_process_that_waited_for_a_core_is_found(cpu_s: float, found: tuple[float, float] | None) -> None:
+    assert waited([replace(timing(2.0), cpu_us=cpu_s * 1e6)]) == found
+    assert waited([]) is None

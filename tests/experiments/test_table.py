@@ -3,7 +3,7 @@
 from experiments import schemas
 from experiments.app import CONF
 from experiments.help import help_text
-from experiments.table import interval, lossless_text, mode_text, run_table
+from experiments.table import busy_lines, interval, is_on_cpu, lossless_text, mode_text, run_table
 
 
 def test_interval_shows_value_and_range() -> None:
@@ -31,6 +31,7 @@ def test_run_table_sets_the_share_of_looping_tokens_beside_acceptance_with_and_w
     summary = {name: number(0.5) for name in (*acceptance, *others)} | {
         "without_loops": {name: number(0.25) for name in acceptance},
         "lossless": True,
+        "mode": {"device": "cuda"},
         "ms_per_round": {"draft": 0.5, "verify": 2.25, "other": None},
     }
     summary["loop_token_share"] = number(0.125)
@@ -39,6 +40,23 @@ def test_run_table_sets_the_share_of_looping_tokens_beside_acceptance_with_and_w
     assert cells["loop_token_share"] == ["0.125", "-"]
     assert cells["draft_acceptance_rate"] == ["0.500", "0.250"]
     assert [cells[f"{phase}_ms_per_round"][0] for phase in ("draft", "verify", "other")] == ["0.500", "2.250", "-"]
+
+
+def test_busy_machine_is_named_for_the_run_and_for_its_baseline() -> None:
+    def timed(cpu_s: float) -> list[dict[str, float]]:
+        return [{"total_us": 2e6, "decode_us": 1e6, "num_tokens": 9, "num_decoded": 8, "cpu_us": cpu_s * 1e6}]
+
+    summary = {"mode": {"device": "cpu"}, "speedup_cpu": {}, "timings": timed(1.0), "baseline_timings": timed(1.9)}
+    (line,) = busy_lines(summary)
+    assert line.startswith("warning: the machine was busy during the run: 1.0 s of CPU time took 2.0 s; the wall-clock")
+    (line,) = busy_lines(summary | {"timings": timed(2.0), "baseline_timings": timed(1.5)})
+    assert "during its baseline: 1.5 s of CPU time took 2.0 s" in line
+    assert busy_lines(summary | {"mode": {"device": "cuda"}}) == []
+
+
+def test_summary_without_cpu_times_has_no_row_and_no_warning_of_them() -> None:
+    older = {"mode": {"device": "cpu"}, "timings": [{"total_us": 2.0}]}
+    assert not is_on_cpu(older) and busy_lines(older) == []
 
 
 def test_mode_is_one_line() -> None:

@@ -20,6 +20,7 @@ from specdec.metrics import (
 )
 from specdec.rounds.times import RoundTimes
 
+SPEEDS = ("speedup", "speedup_decode", "speedup_cpu")
 GOLDEN = [(3, 3), (3, 1), (3, 0), (2, 2), (0, 0), (3, 2)]
 
 
@@ -153,7 +154,7 @@ def test_histogram_covers_every_step_and_splits_by_proposed() -> None:
 
 
 def test_every_number_has_its_definition() -> None:
-    assert {*FORMULAS, *POSITION_FORMULAS, "loop_token_share", "speedup", "speedup_decode"} == set(DEFINITIONS)
+    assert {*FORMULAS, *POSITION_FORMULAS, "loop_token_share", *SPEEDS} == set(DEFINITIONS)
 
 
 def test_loop_token_share_counts_tokens_of_all_requests_with_their_first() -> None:
