@@ -2,7 +2,7 @@
 
 Decoding over small tables is enumerated in rational arithmetic (specdec.certify). Without any setting everything that
 ships is judged, and every wrong rule that must be found. The exit code is 0 only if all is as it should be, 1 if not,
-and 2 for what cannot be judged.
+and 2 for what cannot be judged. ``verbose=true`` prints every setting that was enumerated.
 """
 
 import sys
@@ -20,6 +20,7 @@ from experiments import mistakes, schemas
 from experiments.app import App
 from experiments.fingerprint import inputs_of, run_key
 from experiments.run_folder import STATUS, Status, status_of, write_json
+from experiments.verdict import Verdict, verdict_of, verdict_of_all
 from specdec.errors import SpecDecError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     ConfigStore.instance().store(name="certify_schema", node=schemas.editable(schemas.CertifySchema))
-    return app().main(given or ["suite=true"])
+    chosen = [word for word in given if not word.startswith("verbose=")]
+    return app().main(given if chosen else [*given, "suite=true"])
 
 
 def app() -> App:
@@ -100,42 +102,42 @@ def _judge(settings: dict, folder: Path) -> None:
 
     start = time.process_time()
     try:
-        lines, holds = _suite() if settings["suite"] else _pair(settings)
+        verdict = _suite() if settings["suite"] else _pair(settings)
     except UntiedError as error:
         raise NotExactError(str(error)) from None
     seconds = time.process_time() - start
-    print("\n".join(lines))
-    print(f"{seconds:.1f} s")
-    write_json(folder / RESULT_FILE, {"settings": settings, "exact": holds, "lines": lines, "seconds": seconds})
-    if not holds:
-        raise NotExactError(lines[-1])
+    print(verdict.told(verbose=settings["verbose"]))
+    lines = [*verdict.told(verbose=True).split("\n"), verdict.line]
+    write_json(folder / RESULT_FILE, {"settings": settings, "exact": verdict.holds, "lines": lines, "seconds": seconds})
+    if not verdict.holds:
+        raise NotExactError(verdict.line)
+    print(f"{verdict.line} ({seconds:.1f} s)")
 
 
-def _pair(settings: dict) -> tuple[list[str], bool]:
+def _pair(settings: dict) -> Verdict:
     from experiments.build import instantiate
     from specdec.certify import certify
+    from specdec.verifiers import RuleVerifier
 
-    verifier = instantiate(settings["verifier"], "verifier").build()
-    certificate = certify(verifier, _drafter(settings["drafter"]), num_tokens=settings["tokens"])
-    lines = str(certificate).split("\n")
+    verifier, drafter = instantiate(settings["verifier"], "verifier").build(), _drafter(settings["drafter"])
+    certificate = certify(verifier, drafter, num_tokens=settings["tokens"])
+    notes = []
+    if not isinstance(verifier, RuleVerifier):
+        notes.append(
+            f"verifier {verifier.name} is judged by its coupling: its output is the target's own choice whatever is "
+            f"drafted, so drafter {type(drafter).__name__} did not run"
+        )
     if not verifier.lossless:
-        lines.insert(-1, f"verifier {verifier.name} says that it is lossy: {verifier.lossless_how}")
-    return lines, certificate.exact
+        notes.append(f"verifier {verifier.name} says that it is lossy: {verifier.lossless_how}")
+    return verdict_of(certificate, notes)
 
 
-def _suite() -> tuple[list[str], bool]:
+def _suite() -> Verdict:
     from experiments.build import instantiate
     from specdec.certify import certify_all
 
     verifiers = [instantiate({"_target_": path}, "verifier").build() for path in SUITE_VERIFIERS]
-    result = certify_all(verifiers, [_drafter(node) for node in SUITE_DRAFTERS])
-    lines = str(result.certificate).split("\n")
-    lines += [f"wrong rule: {finding}" for _, finding in result.mutants]
-    num_found = len(result.mutants) - len(result.missed)
-    verdict = "every exact rule is exact" if result.certificate.exact else f"NOT EXACT: {lines[-1]}"
-    missed = f"; missed: {', '.join(result.missed)}" if result.missed else ""
-    lines.append(f"{verdict}; {num_found} of {len(result.mutants)} wrong rules were found{missed}")
-    return lines, result.holds
+    return verdict_of_all(certify_all(verifiers, [_drafter(node) for node in SUITE_DRAFTERS]))
 
 
 def _drafter(node: dict) -> "DrafterConfig":
@@ -163,7 +165,8 @@ def check(config: DictConfig) -> None:
 
 def key(config: DictConfig) -> str:
     """Name of the folder of a sweep's job."""
-    return run_key(_plain(config), inputs_of(None, ""))
+    settings = {name: value for name, value in _plain(config).items() if name != "verbose"}
+    return run_key(settings, inputs_of(None, ""))
 
 
 def is_done(folder: Path) -> bool:

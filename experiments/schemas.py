@@ -341,6 +341,7 @@ class CertifySchema:
     drafter: Any = MISSING
     verifier: Any = MISSING
     suite: bool = False
+    verbose: bool = False
     tokens: int = setting(4, low=3, high=MAX_CERTIFIED)
 
 

@@ -50,14 +50,21 @@ class Certificate:
         """Outcomes that were enumerated."""
         return sum(finding.num_cases for finding in self.findings)
 
-    def __str__(self) -> str:
-        lines = [*(str(finding) for finding in self.findings), *self.notes]
+    @property
+    def verdict(self) -> str:
+        """Exact, or the smallest counterexample, in one line."""
         worst = self.counterexample
         if worst is None:
-            lines.append(f"exact: {len(self.findings)} settings, {self.num_cases} outcomes in rational arithmetic")
-        else:
-            lines.append(f"not exact: {worst.subject}: {worst.setting}: {worst.counterexample}")
-        return "\n".join(lines)
+            return f"exact: {len(self.findings)} settings, {self.num_cases} outcomes in rational arithmetic"
+        return f"not exact: {worst.subject}: {worst.setting}: {worst.counterexample}"
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Every finding and every note."""
+        return (*map(str, self.findings), *self.notes)
+
+    def __str__(self) -> str:
+        return "\n".join([*self.details, self.verdict])
 
 
 def certify(

@@ -32,7 +32,7 @@ def test_exact_pair(verifier: str, certify_here: Certify, capsys: pytest.Capture
 
 @pytest.mark.parametrize("drafter", ["ngram", "oracle"])
 def test_drafters_without_a_model(drafter: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
-    assert certify_here("verifier=block", f"drafter={drafter}", "tokens=3") == 0
+    assert certify_here("verifier=block", f"drafter={drafter}", "tokens=3", "verbose=true") == 0
     assert "stood in" not in capsys.readouterr().out
 
 
@@ -51,7 +51,9 @@ def test_lossy_pair_ends_with_its_counterexample(
 ) -> None:
     assert certify_here(f"verifier={verifier}", "drafter=nextn", "tokens=3") == 1
     said = capsys.readouterr()
-    assert f"verifier {verifier} says that it is lossy" in said.out
+    assert said.out.startswith(f"verifier {verifier} says that it is lossy")
+    assert f"\nverifier {verifier}: NOT EXACT, first after [] (drafter NextnConfig: " in said.out
+    assert "law is" not in said.out, "the laws are told once, by the verdict"
     assert said.err.startswith("error: not exact: ") and said.err.count("\n") == 1
     assert "the target's law is (1/2, 1/3, 1/6)" in said.err and "total variation" in said.err
     assert only_result()["exact"] is False
@@ -109,14 +111,26 @@ def test_drafter_that_cannot_be_enumerated_is_a_mistake_not_a_verdict(
     assert "draws from a global random generator" in error and error.count("\n") == 1
 
 
-def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_settings_all_that_ships_is_judged_in_a_line_each(
+    certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert certify_here() == 0
+    *rules, wrong, verdict = capsys.readouterr().out.splitlines()
+    assert wrong == "wrong rules found: 34 of 34"
+    assert verdict.startswith("every exact rule is exact, and every wrong rule was found (")
+    names = ["token ratio test", "block verification", "deterministic siblings"]
+    names += [f"verifier {name}" for name in ("greedy", "gumbel", "rejection", "block", "siblings")]
+    assert all(any(line.startswith(f"{name}: exact in ") for line in rules) for name in names)
+    assert len(rules) == len(names) + 2 and all(len(line) < 100 for line in rules)
+
+
+def test_verbose_tells_every_setting_and_every_wrong_rule(
+    certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_here("verbose=true") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "every exact rule is exact; 34 of 34 wrong rules were found" in lines
     assert sum(line.startswith("wrong rule: ") for line in lines) == 34
     for covered in (
-        "block verification",
-        "deterministic siblings",
         "average of past",
         "AdaptiveConfig(policy=average, min_draft_tokens=0, token_cost=0.5)",
         "CascadeConfig",
@@ -124,6 +138,15 @@ def test_without_settings_all_that_ships_is_judged(certify_here: Certify, capsys
         "verifier gumbel",
     ):
         assert any(covered in line and line.endswith("exact") for line in lines)
+
+
+@pytest.mark.parametrize("verbose", ["true", "false"])
+def test_verifier_judged_by_its_coupling_says_first_that_no_drafter_ran(
+    verbose: str, certify_here: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_here("verifier=gumbel", "drafter=ngram", "tokens=3", f"verbose={verbose}") == 0
+    first = capsys.readouterr().out.partition("\n")[0]
+    assert first.startswith("verifier gumbel is judged by its coupling") and first.endswith("NgramConfig did not run")
 
 
 def test_sweep_reports_the_pairs_that_are_not_exact(certify_here: Certify, capsys: pytest.CaptureFixture[str]) -> None:
