@@ -11,6 +11,7 @@ from experiments.run_folder import SUMMARY, Status, read_json, status_of
 from experiments.table import NOTHING, ONE_TIMING, definitions, interval, is_one_timing, lossless_text
 
 LENGTH = "drafter.num_draft_tokens"
+DEFINED = ("tokens_per_step", "speedup")
 
 
 def show_sweep(jobs: Sequence[Job]) -> None:
@@ -21,10 +22,10 @@ def show_sweep(jobs: Sequence[Job]) -> None:
     summaries = [read_json(job.folder / SUMMARY) for job in done]
     console = Console(highlight=False, soft_wrap=False)
     console.print(sweep_table(done, summaries))
-    lines = [f"folders: {_shown(done[0].folder.parent)}/FOLDER"]
+    lines = [f"folders: {_shown(done[0].folder.parent)}/FOLDER (its summary.json defines every figure of the job)"]
     if any(is_one_timing(summary["speedup"]) for summary in summaries):
         lines.append(ONE_TIMING)
-    for line in [*lines, *definitions(summaries[0])]:
+    for line in [*lines, *definitions(summaries[0], DEFINED)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -14,15 +14,14 @@ SHOWN_PARTINGS = 5
 NOTHING = "-"
 TIMED = {"the run": "timings", "its baseline": "baseline_timings"}
 ONE_TIMING = "speedup: one timing, no range (engine.repeats=3 gives one)"
-DEFINED_BELOW = (
+OF_STEPS = (
     "tokens_per_step",
-    "loop_token_share",
-    "loop_fraction",
-    "speedup",
-    "speedup_decode",
-    "survival",
-    "conditional",
+    "drafted_step_share",
+    "accepted_per_drafted_step",
+    "draft_acceptance_rate",
+    "wasted_draft_fraction",
 )
+OF_POSITIONS = ("survival", "conditional")
 
 
 def show(summary: Mapping[str, Any], folder: Path, *, drafter: str, define: bool = True) -> None:
@@ -31,7 +30,7 @@ def show(summary: Mapping[str, Any], folder: Path, *, drafter: str, define: bool
     console.print(run_table(summary, drafter))
     if summary["survival"]:
         console.print(position_table(summary))
-    for line in [*notes(summary), *(definitions(summary) if define else ())]:
+    for line in [*notes(summary), *(definitions(summary, shown(summary)) if define else ())]:
         console.print(line, markup=False, soft_wrap=True)
     console.print(f"run folder: {folder}", markup=False, soft_wrap=True)
 
@@ -42,19 +41,23 @@ def run_table(summary: Mapping[str, Any], drafter: str) -> Table:
     for heading in ("", "all steps", "without loops"):
         table.add_column(heading, justify="left" if not heading else "right")
     without = summary["without_loops"]
-    for name in ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "wasted_draft_fraction"):
-        table.add_row(name, interval(summary[name]), interval(without[name]))
-    table.add_row("loop_token_share", interval(summary["loop_token_share"]), NOTHING)
-    table.add_row("loop_fraction", interval(summary["loop_fraction"]), NOTHING)
+    for name in OF_STEPS:
+        if name in summary:
+            table.add_row(name, interval(summary[name]), interval(without[name]))
+    for name in ("loop_token_share", "loop_fraction"):
+        table.add_row(name, interval(summary[name]), NOTHING)
     table.add_row("lossless", lossless_text(summary["lossless"]), NOTHING)
-    table.add_row("speedup", interval(summary["speedup"]), NOTHING)
-    table.add_row("speedup_decode", interval(summary["speedup_decode"]), NOTHING)
-    if is_on_cpu(summary):
-        table.add_row("speedup_cpu", interval(summary["speedup_cpu"]), NOTHING)
+    for name in speeds(summary):
+        table.add_row(name, interval(summary[name]), NOTHING)
     table.add_row("tokens_per_second", interval(summary["tokens_per_second"], digits=1), NOTHING)
     for phase, value in summary["ms_per_round"].items():
         table.add_row(f"{phase}_ms_per_round", NOTHING if value is None else f"{value:.3f}", NOTHING)
     return table
+
+
+def speeds(summary: Mapping[str, Any]) -> Sequence[str]:
+    """The speed-ups that a run has."""
+    return ("speedup", "speedup_decode", *(("speedup_cpu",) if is_on_cpu(summary) else ()))
 
 
 def position_table(summary: Mapping[str, Any]) -> Table:
@@ -120,9 +123,17 @@ def parting_lines(summary: Mapping[str, Any]) -> Sequence[str]:
     return lines
 
 
-def definitions(summary: Mapping[str, Any]) -> Sequence[str]:
-    """One line for each figure that needs one."""
-    return [f"{name}: {summary['definitions'][name]}" for name in DEFINED_BELOW]
+def shown(summary: Mapping[str, Any]) -> Sequence[str]:
+    """The figures in the tables of a run, in their order; ``lossless`` has a note of its own."""
+    positions = OF_POSITIONS if summary["survival"] else ()
+    speed = (*speeds(summary), "tokens_per_second", "ms_per_round")
+    return (*OF_STEPS, "loop_token_share", "loop_fraction", *speed, *positions)
+
+
+def definitions(summary: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
+    """One line for each of these figures, as the version that wrote the summary defines it."""
+    known = summary["definitions"]
+    return [f"{name}: {known[name]}" for name in names if name in known]
 
 
 def is_one_timing(speedup: Mapping[str, Any]) -> bool:

@@ -100,6 +100,11 @@ def tokens_per_step(steps: Steps) -> Terms:
     return _terms(steps, steps.emitted, np.ones(len(steps)))
 
 
+def drafted_step_share(steps: Steps) -> Terms:
+    """Steps that drafted per step: without cuts ``tokens_per_step`` is 1 + this times ``accepted_per_drafted_step``."""
+    return _terms(steps, steps.proposed > 0, np.ones(len(steps)))
+
+
 def tokens_per_drafted_step(steps: Steps) -> Terms:
     """tau_d: emitted tokens per drafted step."""
     drafted = steps.proposed > 0
@@ -190,6 +195,7 @@ def conditional_raw(steps: Steps, position: int) -> Terms:
 
 FORMULAS: Mapping[str, Callable[[Steps], Terms]] = {
     "tokens_per_step": tokens_per_step,
+    "drafted_step_share": drafted_step_share,
     "tokens_per_drafted_step": tokens_per_drafted_step,
     "accepted_per_drafted_step": accepted_per_drafted_step,
     "draft_acceptance_rate": draft_acceptance_rate,
@@ -212,6 +218,7 @@ POSITION_FORMULAS: Mapping[str, Callable[[Steps, int], Terms]] = {
 
 DEFINITIONS: Mapping[str, str] = {
     "tokens_per_step": "emitted tokens / steps with a target pass after prefill (bonus included, first token not)",
+    "drafted_step_share": "steps that drafted / steps",
     "tokens_per_drafted_step": "emitted tokens / steps, over steps that drafted",
     "accepted_per_drafted_step": "accepted and emitted drafts / steps that drafted (no bonus)",
     "draft_acceptance_rate": "accepted drafts / proposed drafts (chains)",
@@ -229,6 +236,8 @@ DEFINITIONS: Mapping[str, str] = {
     "speedup": "tokens per second / tokens per second of plain decoding on the same prompts, prefill included",
     "speedup_decode": "the same over rounds after prefill",
     "speedup_cpu": "speedup per second of CPU time of the process, all threads, instead of the wall clock",
+    "tokens_per_second": "output tokens / seconds of all rounds, prefill included",
+    "ms_per_round": "mean time of a round that verified something: drafting, target and verifier, everything else",
 }
 """What is printed under a table that shows the metric."""
 

@@ -150,7 +150,7 @@ def _of_requests(requests: Sequence[RequestCounts], category: str) -> Figures:
         rows = tuple(
             row for request in requests for row in _rows(request.histogram or (), request.id, category, length=length)
         )
-        metrics = {**metrics_of(rows), "loop_fraction": NOTHING}
+        metrics = {**metrics_of(rows), "loop_fraction": NOTHING, "drafted_step_share": NOTHING}
         histogram = [sum(column) for column in zip(*(_padded(one, length + 1) for one in histograms), strict=True)]
     else:
         notes.append("steps by accepted length do not follow from these counts: no rows, no survival, no histogram")

@@ -96,6 +96,21 @@ def test_speedup_of_one_timing_says_that_it_has_no_range(run_here: Command, caps
     assert note not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_every_row_of_the_tables_is_defined_below_and_nothing_else(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], drafter: str
+) -> None:
+    assert run_here(*TOY, f"drafter={drafter}") == 0
+    printed = capsys.readouterr().out
+    rows = {line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")}
+    rows = {name for name in rows if not name.isdigit()} - {"lossless"}
+    by_phase = {name for name in rows if name.endswith("_ms_per_round")}
+    expected = rows - by_phase | {"ms_per_round"} | ({"survival", "conditional"} if drafter == "ngram" else set())
+    meanings = read_json(only_run(tmp_path) / "summary.json")["definitions"]
+    assert {name for name in meanings if f"\n{name}: {meanings[name]}\n" in printed} == expected
+    assert "drafted_step_share" in rows and len(by_phase) == 3
+
+
 def test_cpu_times_of_run_and_baseline_are_kept_and_may_be_missing(
     run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

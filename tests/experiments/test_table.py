@@ -26,7 +26,13 @@ def test_run_table_sets_the_share_of_looping_tokens_beside_acceptance_with_and_w
     def number(value: float) -> dict[str, float | None]:
         return {"value": value, "low": None, "high": None}
 
-    acceptance = ("tokens_per_step", "accepted_per_drafted_step", "draft_acceptance_rate", "wasted_draft_fraction")
+    acceptance = (
+        "tokens_per_step",
+        "drafted_step_share",
+        "accepted_per_drafted_step",
+        "draft_acceptance_rate",
+        "wasted_draft_fraction",
+    )
     others = ("loop_token_share", "loop_fraction", "speedup", "speedup_decode", "tokens_per_second")
     summary = {name: number(0.5) for name in (*acceptance, *others)} | {
         "without_loops": {name: number(0.25) for name in acceptance},

@@ -20,7 +20,7 @@ from specdec.metrics import (
 )
 from specdec.rounds.times import RoundTimes
 
-SPEEDS = ("speedup", "speedup_decode", "speedup_cpu")
+SPEEDS = ("speedup", "speedup_decode", "speedup_cpu", "tokens_per_second", "ms_per_round")
 GOLDEN = [(3, 3), (3, 1), (3, 0), (2, 2), (0, 0), (3, 2)]
 
 
@@ -57,6 +57,7 @@ def by_position(name: str, rows: Sequence[StepRow]) -> list[Terms]:
     ("name", "want"),
     [
         ("tokens_per_step", "7/3"),
+        ("drafted_step_share", "5/6"),
         ("tokens_per_drafted_step", "13/5"),
         ("draft_acceptance_rate", "4/7"),
         ("accepted_per_drafted_step", "8/5"),
@@ -82,6 +83,12 @@ def test_golden_of_single_numbers(name: str, want: str) -> None:
 def test_golden_by_position(name: str, want: list[str]) -> None:
     terms = by_position(name, rows_of(GOLDEN))
     assert [t.value for t in terms] == pytest.approx([float(Fraction(w)) for w in want], abs=1e-12)
+
+
+def test_tokens_per_step_follow_from_accepted_drafts_and_the_share_of_steps_that_drafted() -> None:
+    rows = rows_of(GOLDEN)
+    found = 1 + value("accepted_per_drafted_step", rows) * value("drafted_step_share", rows)
+    assert value("tokens_per_step", rows) == pytest.approx(found)
 
 
 def test_survival_may_rise_with_position_when_lengths_vary() -> None:
