@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.kept import Kept
 from experiments.run_folder import record_death
 from experiments.sinks.publish import group_of, publish
+from experiments.termination import EXIT_TERMINATED, Terminated, born_deaf, hear, pass_over
 from specdec.errors import ConfigError, SpecDecError
 
 if TYPE_CHECKING:
@@ -191,7 +192,9 @@ def _start() -> tuple[BaseProcess, Connection]:
     context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, dict(os.environ)), name="run worker")
-    process.start()
+    # The fork server must outlive a SIGTERM to every process: it says how the others ended.
+    with born_deaf():
+        process.start()
     theirs.close()
     return process, ours
 
@@ -236,6 +239,8 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _cause_of_death(code: int | None) -> str:
+    if code == EXIT_TERMINATED:
+        return "interrupted: its process was sent SIGTERM"
     if code is None or code >= 0:
         return f"killed: its process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -244,12 +249,14 @@ def _cause_of_death(code: int | None) -> str:
 
 
 def serve(tasks: Connection, environ: Mapping[str, str]) -> None:
-    """The process: do tasks until nobody sends any more, or an interrupt.
+    """The process: do tasks until nobody sends any more, or an interrupt; a SIGTERM ends it with EXIT_TERMINATED.
 
     ``environ`` is that of the process that sends them, which may be younger than what this one was forked from.
     """
     os.environ.update(environ)
     signal.signal(signal.SIGINT, _interrupt_once)
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    hear()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         from experiments.job import Worker
@@ -261,6 +268,8 @@ def serve(tasks: Connection, environ: Mapping[str, str]) -> None:
             outcome = _do(worker, task)
             sys.stdout.flush()
             tasks.send(outcome)
+    except Terminated:
+        sys.exit(EXIT_TERMINATED)
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
 
@@ -280,14 +289,17 @@ def _do(worker: "Worker", task: Task | Check) -> Outcome:
     return Outcome(error=kept.line, sound=kept.error is None or isinstance(kept.error, SpecDecError))
 
 
-def _interrupt_once(*_: object) -> None:
+def _interrupt_once(number: int, _: object) -> None:
     """Interrupt what is done now; a second signal must not interrupt the record of the first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, pass_over)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _end_with_parent() -> None:
     """Interrupt this process when the one that it works for is gone, so that its folder says so."""
+    # A signal that this thread takes would not wake the one that is to hear it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     parent = parent_process()
     assert parent is not None, "this process was started by another"
     connection.wait([parent.sentinel])

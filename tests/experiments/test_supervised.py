@@ -140,14 +140,15 @@ def slow_sweep(tmp_path: Path, guest: tuple[str, ...]) -> Iterator[tuple[subproc
         process.communicate()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupt_leaves_a_usable_folder_and_no_process(
-    tmp_path: Path, slow_sweep: tuple[subprocess.Popen, int]
+    tmp_path: Path, slow_sweep: tuple[subprocess.Popen, int], number: signal.Signals, code: int
 ) -> None:
-    """As Ctrl-C in a terminal, which reaches every process."""
+    """As Ctrl-C in a terminal and the end of a Slurm job, which reach every process."""
     process, worker = slow_sweep
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "interrupted" in said and "Traceback" not in said
     assert not alive(worker)
     folders = by_mood(tmp_path)
@@ -157,22 +158,42 @@ def test_interrupt_leaves_a_usable_folder_and_no_process(
     assert read_json(folders["calm"] / "summary.json")["lossless"] is True
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupt_of_the_sweep_alone_reaches_its_worker(
-    run_here: Command, tmp_path: Path, guest: tuple[str, ...]
+    run_here: Command, tmp_path: Path, guest: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     marker = tmp_path / "slow"
 
     def interrupt() -> None:
         until(lambda: marker.exists() and marker.read_text(encoding="utf-8").isdigit())
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert run_here(*SWEEP, *guest, "+drafter.params.mood=slow,merry") == 130
+    assert run_here(*SWEEP, *guest, "+drafter.params.mood=slow,merry") == code
     thread.join()
     assert not alive(int(marker.read_text(encoding="utf-8")))
     (folder,) = by_mood(tmp_path).values()
     assert failure_of(folder) == "interrupted"
+
+
+def test_terminated_worker_records_its_run_and_is_replaced(
+    run_here: Command, tmp_path: Path, guest: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "slow"
+
+    def terminate() -> None:
+        until(lambda: marker.exists() and marker.read_text(encoding="utf-8").isdigit())
+        os.kill(int(marker.read_text(encoding="utf-8")), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    assert run_here(*SWEEP, *guest, "+drafter.params.mood=slow,merry") == 1
+    thread.join()
+    folders = by_mood(tmp_path)
+    assert failure_of(folders["slow"]) == "interrupted"
+    assert status_of(folders["merry"]) is Status.DONE
+    assert "interrupted: its process was sent SIGTERM" in capfd.readouterr().err
 
 
 WITHOUT_TORCH = """
