@@ -121,11 +121,15 @@ def read_status(folder: Path) -> dict:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a run says ``running`` and its process, which was one of this machine, is gone."""
+    """Whether a run says ``running`` and its process, which was one of this machine, is gone.
+
+    Of a process that is recorded without its number or its machine nobody can know.
+    """
     content = read_status(folder)
-    if content.get("status") != Status.RUNNING.value or content.get("host", HOST) != HOST:
+    pid = content.get("pid")
+    if content.get("status") != Status.RUNNING.value or content.get("host") != HOST or not isinstance(pid, int):
         return False
-    return not Path(f"/proc/{content.get('pid')}").exists()
+    return not Path(f"/proc/{pid}").exists()
 
 
 class FolderLock:

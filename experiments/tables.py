@@ -4,7 +4,7 @@ steps         rows of steps.parquet, or of steps.jsonl while a run goes on
 outputs       rows of outputs.jsonl
 summaries     summary.json, metrics as structures: tokens_per_step.value
 environments  env.json
-statuses      status.json: status, started, ended, error
+statuses      status.json: status (died: running, and its process on this machine is gone), started, ended, error
 settings      config.resolved.yaml: one row a setting, with its full key
 
 The first column of each is ``run``, the folder.
@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.report.collect import run_folders
-from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, STATUS, SUMMARY, Status, status_of
+from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, STATUS, SUMMARY, Status, is_abandoned, status_of
 from experiments.step_files import UNITED, has_content, json_lines, quoted, step_sources
 from specdec.errors import ConfigError, SpecDecError
 from specdec.step_row import SCHEMA_VERSION
@@ -120,6 +120,7 @@ class Tables:
         whole = {
             name: _documents([run / file for run in self.runs if _is_json(run / file)]) for name, file in WHOLE.items()
         }
+        whole["statuses"] = _with_deaths(whole["statuses"], [run for run in self.runs if is_abandoned(run)])
         return {
             "steps": " UNION ALL BY NAME ".join(steps),
             "outputs": _with_run(json_lines(outputs, OUTPUT_COLUMNS)),
@@ -136,6 +137,14 @@ class Tables:
 def _with_run(rows: str) -> str:
     """The rows with the folder of their run in place of the name of their file."""
     return f"SELECT {RUN}, * EXCLUDE (filename) FROM ({rows})"
+
+
+def _with_deaths(statuses: str, died: Sequence[Path]) -> str:
+    """The statuses, with ``died`` for the runs whose process is gone."""
+    if not died:
+        return statuses
+    told = f"CASE WHEN list_contains({quoted(died)}, run) THEN 'died' ELSE status END AS status"
+    return f"SELECT * REPLACE ({told}) FROM ({statuses})"
 
 
 def _documents(paths: Sequence[Path]) -> str:

@@ -11,7 +11,17 @@ import yaml
 from experiments.report.older import completed
 from experiments.report.settings import labels, settings_of
 from experiments.report.theme import PLAIN, styles_of
-from experiments.run_folder import CONFIG, ENVIRONMENT, STEPS, SUMMARY, Status, failure_of, read_json, status_of
+from experiments.run_folder import (
+    CONFIG,
+    ENVIRONMENT,
+    STEPS,
+    SUMMARY,
+    Status,
+    failure_of,
+    is_abandoned,
+    read_json,
+    status_of,
+)
 from specdec.step_row import SCHEMA_VERSION
 
 PHASES = ("draft", "verify", "other")
@@ -136,6 +146,8 @@ def read_run(path: Path) -> FinishedRun | UnfinishedRun:
     if status is Status.FAILED:
         return UnfinishedRun(path=path, state="failed", reason=failure_of(path) or "without a traceback")
     rows = f"{_num_lines(path / STEPS)} whole rows of steps so far"
+    if is_abandoned(path):
+        return UnfinishedRun(path=path, state="died", reason=f"status.json says running, its process is gone; {rows}")
     if status is Status.RUNNING:
         return UnfinishedRun(path=path, state="not finished", reason=f"running, or interrupted; {rows}")
     return UnfinishedRun(path=path, state="damaged", reason=f"no readable status.json; {rows}")

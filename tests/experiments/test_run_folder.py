@@ -147,6 +147,8 @@ def test_run_whose_process_is_gone_is_abandoned(tmp_path: Path) -> None:
         assert is_abandoned(tmp_path)
         write_json(tmp_path / "status.json", {**content, "pid": process.pid, "host": "another"})
         assert not is_abandoned(tmp_path)  # nobody can know
+        write_json(tmp_path / "status.json", {"status": "running"})
+        assert not is_abandoned(tmp_path)
     assert not is_abandoned(tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from experiments import compact as compacting
 from experiments import query, run
 from experiments.compact import compact, step_columns
-from experiments.run_folder import read_json, read_jsonl
+from experiments.run_folder import HOST, read_json, read_jsonl, write_json
 from experiments.tables import Tables
 from specdec.errors import ConfigError
 from specdec.step_row import SCHEMA_VERSION, StepRow
@@ -84,6 +84,14 @@ def test_rows_are_read_from_lines_where_the_parquet_cannot_be_trusted(place: Pat
     count = len(read_jsonl(one / "steps.jsonl"))
     assert count == lines.count(b"\n") - 1
     assert rows_of(place, f"SELECT count(*) FROM steps WHERE run = '{one}'") == [(count,)]
+
+
+def test_run_whose_process_is_gone_died(place: Path) -> None:
+    gone = {"status": "running", "pid": 2**30, "host": HOST}
+    write_json(place / "one" / "status.json", gone)
+    assert rows_of(place, "SELECT status FROM statuses ORDER BY 1") == [("died",), ("done",)]
+    write_json(place / "one" / "status.json", {**gone, "host": "another"})
+    assert rows_of(place, "SELECT status FROM statuses ORDER BY 1") == [("done",), ("running",)]
 
 
 def test_torn_line_loses_that_line_only_when_compacted(place: Path) -> None:

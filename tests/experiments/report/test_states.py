@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.report.command import main
+from experiments.run_folder import HOST
 
 Page = Any  # conftest.Page, which import mode importlib does not let a test import
 ReadPage = Callable[[Path], Page]
@@ -24,7 +25,7 @@ def copies(one: Path, tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
-def spoil_status(folder: Path, **content: str) -> None:
+def spoil_status(folder: Path, **content: object) -> None:
     (folder / "status.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -38,6 +39,7 @@ def test_every_state_is_listed_with_its_reason(
 ) -> None:
     copies("done")
     spoil_status(copies("running"), status="running")
+    spoil_status(copies("died"), status="running", pid=2**30, host=HOST)
     spoil_status(copies("failed"), status="failed", traceback="Traceback\nValueError: <b>no</b> such page\n")
     (copies("no_status") / "status.json").unlink()
     torn = copies("torn_summary") / "summary.json"
@@ -56,6 +58,7 @@ def test_every_state_is_listed_with_its_reason(
     listed = {row[0].rpartition("/")[2]: row[1:] for row in rows_of(read_page(out))}
     assert {name: state for name, (state, _) in listed.items()} == {
         "running": "not finished",
+        "died": "died",
         "failed": "failed",
         "no_status": "damaged",
         "torn_summary": "damaged",
@@ -67,6 +70,7 @@ def test_every_state_is_listed_with_its_reason(
     }
     assert listed["failed"][1] == "ValueError: <b>no</b> such page"
     assert "whole rows of steps" in listed["running"][1]
+    assert listed["died"][1].startswith("status.json says running, its process is gone; ")
     assert "99" in listed["other_version"][1]
     remarks = [cell.text for cell in read_page(out).all("td", within="runs") if "schema version 0" in cell.text]
     assert len(remarks) == 1 and "it has no loop_token_share" in remarks[0]
