@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments.finished_run import UnusableRunError
 from experiments.run_folder import SUMMARY, Status, read_json, status_of
 from experiments.table import NOTHING, interval
+from experiments.terminal import table_console
 from specdec.metrics import DEFINITIONS, FORMULAS
 
-PIPE_WIDTH = 120
 BY_POSITION = ("survival", "conditional", "survival_fixed")
 OTHERS = ("tokens_per_second",)
 UNPAIRED = (
@@ -24,7 +23,7 @@ UNPAIRED = (
 def show(a: Path, b: Path) -> None:
     """Print the figures of two run folders; raises UnusableRunError for one that is not finished."""
     summaries = [_summary(folder) for folder in (a, b)]
-    console = Console(highlight=False, markup=False, width=None if Console().is_terminal else PIPE_WIDTH)
+    console = table_console(markup=False)
     for name, folder, summary in zip("AB", (a, b), summaries, strict=True):
         console.print(f"{name}: {folder} ({_source(summary)})", soft_wrap=True)
     console.print(UNPAIRED, soft_wrap=True)

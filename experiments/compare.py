@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from math import isnan
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments import beside
@@ -13,6 +12,7 @@ from experiments.finished_run import Key, is_imported, read_run
 from experiments.paired import DETECTABLE, LOOP_SHARE, Difference, PairedMetrics, prompt_changes
 from experiments.pairing import Pair, differing, pair
 from experiments.speed import ratio
+from experiments.terminal import table_console
 from specdec.bootstrap import Estimate
 from specdec.errors import ConfigError
 from specdec.metrics import DEFINITIONS
@@ -34,7 +34,6 @@ Exit code 0, or 2 for folders that are not finished runs of the same prompts.
 """,
 )
 NOTHING = "-"
-PIPE_WIDTH = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +56,7 @@ def compare(words: Words) -> int:
 
 def show(paired: Pair, *, num_prompts: int) -> None:
     """Print the comparison."""
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = table_console(markup=False)
     shown = _observed(PairedMetrics(paired))
     for line in heading(paired):
         console.print(line, soft_wrap=True)

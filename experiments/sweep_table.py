@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments.app import Job
 from experiments.run_folder import SUMMARY, Status, read_json, status_of
 from experiments.table import NOTHING, ONE_TIMING, definitions, interval, is_one_timing, lossless_text
+from experiments.terminal import table_console
 
 LENGTH = "drafter.num_draft_tokens"
 DEFINED = ("tokens_per_step", "speedup")
@@ -20,7 +20,7 @@ def show_sweep(jobs: Sequence[Job]) -> None:
     if not done:
         return
     summaries = [read_json(job.folder / SUMMARY) for job in done]
-    console = Console(highlight=False, soft_wrap=False)
+    console = table_console()
     console.print(sweep_table(done, summaries))
     lines = [f"folders: {_shown(done[0].folder.parent)}/FOLDER (its summary.json defines every figure of the job)"]
     if any(is_one_timing(summary["speedup"]) for summary in summaries):

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from experiments.speed import Timing, waited
+from experiments.terminal import table_console
 
 FEW = 20
 SHOWN_PARTINGS = 5
@@ -26,7 +26,7 @@ OF_POSITIONS = ("survival", "conditional")
 
 def show(summary: Mapping[str, Any], folder: Path, *, drafter: str, define: bool = True) -> None:
     """Print the tables of a run, and with ``define`` what their figures mean."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = table_console()
     console.print(run_table(summary, drafter))
     if summary["survival"]:
         console.print(position_table(summary))

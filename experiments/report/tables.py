@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from experiments.report.collect import FinishedRun, Found, Measure
 from experiments.report.settings import differing
 from experiments.table import NOTHING, lossless_text
+from experiments.terminal import table_console
 from specdec.metrics import DEFINITIONS
 
-PIPE_WIDTH = 240
 NUMERIC = ("n ", "tokens per step")
 HASH_DIGITS = 8
 DEFINED = ("tokens_per_step", "loop_token_share", "speedup", "speedup_decode")
@@ -109,9 +108,7 @@ def _is_number(cell: Cell) -> bool:
 
 def show(found: Found) -> None:
     """Print the run table, the runs that are not in it, and what the figures mean."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_WIDTH)
+    console = table_console()
     if found.finished:
         console.print(_rich(run_grid(found.finished)))
         for run in found.finished:

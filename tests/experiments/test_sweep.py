@@ -113,7 +113,7 @@ def test_finished_jobs_are_skipped_and_interrupted_ones_run_again(
 def test_sweep_ends_with_a_row_a_job_and_the_definitions_once(
     run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "60")  # of a terminal; a table in a pipe does not wrap
     overrides = (*SWEEP, "drafter=none,ngram", "drafter.num_draft_tokens=1,2", "engine.repeats=1")
     for _ in range(2):  # the second time every job is skipped, and the table is the same
         assert run_here(*overrides) == 0
