@@ -25,12 +25,13 @@ import torch
 
 from experiments import run
 from experiments.finished_run import FinishedRun, read_run
+from experiments.measurement import obey_bench
 from experiments.paired import Difference, PairedMetrics
 from experiments.pairing import pair
 from experiments.result_file import RESULTS, save_gpu_result
 from experiments.summary import number
 from specdec.bootstrap import Estimate
-from specdec.errors import SpecDecError
+from specdec.errors import ConfigError, SpecDecError
 from specdec.step_row import StepRow
 
 REFERENCE = RESULTS / "cpu_acceptance.json"
@@ -90,16 +91,26 @@ STORAGES = (EXACT, BF16, FP8_ROWS, FP8_ALL)
 COSTS = ((EXACT, BF16), (BF16, FP8_ROWS), (FP8_ROWS, FP8_ALL), (BF16, FP8_ALL))
 
 
-def main(arguments: Sequence[str], overrides: Sequence[str] = ()) -> None:
-    """Measure, print, and save if asked to; ``overrides`` go to every run."""
-    seeds = next((int(each.partition("=")[2]) for each in arguments if each.startswith("--seeds=")), GPU_SEEDS)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(
+        arguments, _measure_all, about=__doc__, options=("--cpu", "--save", "--seeds="), without_gpu=("--cpu",)
+    )
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
+    """Measure, print, and save if asked to."""
+    given = next((each.partition("=")[2] for each in arguments if each.startswith("--seeds=")), str(GPU_SEEDS))
+    if not (given.isdecimal() and int(given)):
+        raise ConfigError(f"--seeds must be an integer of at least 1, got {given!r}")
+    seeds = int(given)
     if "--cpu" in arguments:
-        reference = decode(EXACT, "cpu", 0, overrides)
+        reference = decode(EXACT, "cpu", 0)
         show_positions(f"cpu, {EXACT.name}", estimates(reference))
         if "--save" in arguments:
             save_reference(reference, REFERENCE)
         return
-    figures = compare(read_reference(REFERENCE), "cuda", seeds, overrides)
+    figures = compare(read_reference(REFERENCE), "cuda", seeds)
     if "--save" in arguments:
         save_gpu_result(RESULT, f"{COMMAND} --save --seeds={seeds}", figures)
 
@@ -261,4 +272,4 @@ def read_reference(path: Path) -> FinishedRun | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -24,6 +24,7 @@ from experiments.build import EngineMaker
 from experiments.checkpoints import EMBEDDED_FOLDER
 from experiments.deepseek_v4 import LoadedV4, load
 from experiments.environment import use_threads
+from experiments.measurement import obey_bench
 from experiments.result_file import save_cpu_result
 from experiments.targets import TargetRequest
 from experiments.training.architecture import build_models, official_config
@@ -67,7 +68,12 @@ class Time:
         return {"best_ms": self.best, "median_ms": self.median}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__, words=None, without_gpu=None)
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     use_threads(1)
     folders = [Path(each) for each in arguments if not each.startswith("-")]
@@ -253,4 +259,4 @@ def nextn_times(loaded: LoadedV4, prompts: Sequence[tuple[int, ...]], one: Time)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -21,6 +21,7 @@ from experiments.gpu.models import FLASH_WIDTH, build
 from experiments.gpu.peer import peer_ms
 from experiments.gpu.timing import copy_bandwidth, graph_ms
 from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
 
 Point = tuple[int, int]
@@ -58,7 +59,12 @@ def storages() -> list[Storage]:
     return found
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__, options=("--save", "--quick"))
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     is_quick = "--quick" in arguments
@@ -115,4 +121,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

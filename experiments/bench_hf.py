@@ -22,6 +22,7 @@ from experiments.chat import Message, encode_chat
 from experiments.checkpoints import SMOLLM2, folder_of
 from experiments.environment import use_threads
 from experiments.hf import LoadedHf, load
+from experiments.measurement import obey_bench
 from experiments.result_file import save_cpu_result
 from experiments.targets import TargetRequest
 from specdec.api import DrafterConfig
@@ -124,14 +125,17 @@ class Ours:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__, without_gpu=None)
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     use_threads(1)
     folder = folder_of(SMOLLM2)
     figures = measure(folder, torch.float32)
-    if "--save" in given:
+    if "--save" in arguments:
         save_cpu_result("hf_cpu.json", "python -m experiments.bench_hf --save", {"figures": figures}, folder=folder)
-    return 0
 
 
 def measure(folder: Path, dtype: torch.dtype) -> dict[str, object]:

@@ -35,8 +35,8 @@ from experiments.gpu.sanitize import SMALL
 from experiments.gpu.selection_cases import Selection, choose_case, score_case, select_case
 from experiments.gpu.step_cases import StepCases
 from experiments.gpu.timing import bench_device, copy_bandwidth, graph_ms
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
-from specdec.errors import ConfigError
 
 WRAPPER_GOAL = 0.05
 # Nothing is begun after so many seconds; what is missing is said. All sections take 45 s on an H200.
@@ -107,7 +107,14 @@ class Bench:
         return perf_counter() - self.started_s > LAST_START_S
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(
+        arguments, _measure_all, about=__doc__, options=("--dry", "--save"), words=SECTIONS, without_gpu=("--dry",)
+    )
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     started, dry = perf_counter(), "--dry" in arguments
     wanted = chosen_sections(arguments)
@@ -143,12 +150,8 @@ Lines = tuple[list[dict[str, object]], list[str]]
 
 
 def chosen_sections(arguments: Sequence[str]) -> list[str]:
-    """The named sections, or all; raises ConfigError for another word."""
-    words = [each for each in arguments if not each.startswith("-")]
-    unknown = [each for each in words if each not in SECTIONS]
-    if unknown:
-        raise ConfigError(f"there is no section {unknown[0]!r}; sections are {', '.join(SECTIONS)}")
-    return words or list(SECTIONS)
+    """The named sections, or all."""
+    return [each for each in arguments if not each.startswith("-")] or list(SECTIONS)
 
 
 def step(bench: Bench) -> Lines:
@@ -286,4 +289,4 @@ SECTIONS: dict[str, Callable[[Bench], Lines]] = {
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -23,6 +23,7 @@ from backends.deepseek_v4.ops.linear.tiles import TILES, Tile, choose_splits, ch
 from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
 from experiments.gpu.timing import copy_bandwidth, graph_ms
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
 
 ROWS = (1, 4, 16, 64)
@@ -33,6 +34,9 @@ CYCLED_BYTES, MOST_COPIES, REPLAYS = 400 << 20, 24, 7
 NUM_COMPILERS = 12
 # No candidate is begun after this many seconds: the run ends within 90.
 LAST_START_S = 75.0
+
+
+WORDS = (*(each.value for each in WeightFormat), "experts", *(f"{outputs}x{inputs}" for outputs, inputs, _ in SIZES))
 
 
 def _tile(outputs: int, inputs: int, stages: int, warps: int) -> Tile:
@@ -77,7 +81,12 @@ class Timed:
     calls: tuple[Callable[[], torch.Tensor], ...]
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__, words=WORDS)
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     started = perf_counter()
     torch.manual_seed(0)
@@ -242,4 +251,4 @@ def save(bandwidth: float, lines: Sequence[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

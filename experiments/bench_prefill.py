@@ -17,6 +17,7 @@ from backends.deepseek_v4.pass_values import SlotList
 from backends.deepseek_v4.rows.choose import kv_rows
 from experiments.gpu.timing import graph_ms
 from experiments.gpu.worlds import fill_rows
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
 
 TOKENS, HEADS, HEAD_DIM, ROPE_DIM = 512, 64, 512, 64
@@ -59,7 +60,12 @@ def measure(context: int) -> dict[str, float]:
     return figures
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__)
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     figures = {str(context): measure(context) for context in CONTEXTS}
     if "--save" in arguments:
@@ -67,4 +73,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

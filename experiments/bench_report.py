@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.command import obey
 from experiments.compact import step_columns
 from experiments.run_folder import CONFIG, ENVIRONMENT, OUTPUTS, PARQUET, STATUS, SUMMARY
 from specdec.errors import ConfigError
@@ -65,12 +66,20 @@ class Cost:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the runs, report on them, print the cost; returns the exit code of the report."""
+    """Obey a command line; returns the exit code."""
+    assert __doc__ is not None, "the docstring is the help"
+    return obey(arguments, __doc__, _report)
+
+
+def _report(arguments: Sequence[str]) -> None:
+    """Make the runs, report on them, print the cost; raises ConfigError for another key."""
     settings = {"num_runs": "200", "num_rows": "40000", "folder": ""}
-    for argument in sys.argv[1:] if arguments is None else arguments:
+    for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or key not in settings:
             raise ConfigError(f"{argument}: the keys are {', '.join(settings)}")
+        if key != "folder" and not (value.isdecimal() and int(value)):
+            raise ConfigError(f"{key} must be an integer of at least 1, got {value!r}")
         settings[key] = value
     num_runs, num_rows = int(settings["num_runs"]), int(settings["num_rows"])
     with tempfile.TemporaryDirectory() as temporary:
@@ -79,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make_runs(folder, num_runs=num_runs, num_rows=num_rows)
         cost = measure(folder, Path(temporary) / "report.html")
     print(f"{num_runs} runs of {num_rows} rows: {cost.time_s:.1f} s, {cost.memory_mib:.0f} MiB")
-    return 0
 
 
 def make_runs(folder: Path, *, num_runs: int, num_rows: int) -> None:

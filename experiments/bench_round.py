@@ -37,6 +37,7 @@ from experiments.gpu.sanitize import SMALL
 from experiments.gpu.timing import bench_device, capture, event_ms
 from experiments.gpu.trace import TOOL, TraceError, trace_replay
 from experiments.gpu.worlds import ROOM, World, WorldShape, make_world
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
 from specdec.engine import Engine, EngineConfig
 from specdec.records import RoundRecord
@@ -68,7 +69,14 @@ REAL = Plan(raw=dict(FLASH_WIDTH), batches=(1, 16), draft_lengths=(0, 1, 2, 3, 4
 DRY = Plan(raw=dict(SMALL), batches=(2,), draft_lengths=(0, 2), context=96, new_tokens=6)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(
+        arguments, _measure_all, about=__doc__, options=("--save", "--fp8", "--dry"), without_gpu=("--dry",)
+    )
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     started = perf_counter()
     dry, fp8 = "--dry" in arguments, "--fp8" in arguments
@@ -261,4 +269,4 @@ def rates(batch: int, num_drafts: int, round_us: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

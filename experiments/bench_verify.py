@@ -18,12 +18,18 @@ from backends.vendor.flash_mla import is_available
 from experiments.gpu.models import FLASH_WIDTH, build
 from experiments.gpu.timing import copy_bandwidth, graph_ms
 from experiments.gpu.worlds import WorldShape, floor_bytes, make_world, total
+from experiments.measurement import obey_bench
 from experiments.result_file import save_gpu_result
 
 BATCHES, WIDTHS, CONTEXT = (1, 4, 16, 64), (1, 2, 3, 4, 5, 8), 1024
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Obey a command line; returns the exit code."""
+    return obey_bench(arguments, _measure_all, about=__doc__)
+
+
+def _measure_all(arguments: Sequence[str]) -> None:
     """Measure, print, and save if asked to."""
     bandwidth = copy_bandwidth()
     model, _ = build(FLASH_WIDTH, torch.device("cuda"), torch.bfloat16)
@@ -74,4 +80,4 @@ def measure(model: DeepseekV4Model, shape: WorldShape, bandwidth: float) -> dict
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -35,8 +35,6 @@ COMMANDS = {
 }
 # Measurements; their module docstring is their help, since importing them takes seconds.
 BENCHES = tuple(name for name in COMMANDS if name.startswith("bench_"))
-ON_GPU = ("bench_decode", "bench_verify", "bench_prefill", "bench_linear", "bench_round", "bench_kernels")
-WITHOUT_GPU = ("--dry",)
 COMPLETION = ("-sc", "--shell-completion")
 # Commands of Hydra, which completes their settings.
 COMPLETED = ("run", "certify", "train")
@@ -68,19 +66,9 @@ def bench(name: str, arguments: Sequence[str]) -> int:
         found = find_spec(module)
         assert found is not None and found.origin is not None, "a command lies in a file"
         told = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
-        print(f"usage: specdec {name} [--save]\n\n{told}")
+        print(told)
         return 0
-    if name in ON_GPU and not set(WITHOUT_GPU) & set(arguments) and not _has_gpu():
-        print(f"error: {name} needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
-        return 2
-    return import_module(module).main(list(arguments)) or 0
-
-
-def _has_gpu() -> bool:
-    # Imported here, since --help must not wait for it.
-    import torch
-
-    return torch.cuda.is_available()
+    return import_module(module).main(list(arguments))
 
 
 def complete(arguments: Sequence[str]) -> int:

@@ -26,7 +26,6 @@ from experiments.gpu.op_calls import OpSetting, Storage
 from experiments.gpu.sanitize import SMALL
 from experiments.gpu.selection_cases import Selection, choose_case, score_case, select_case
 from experiments.gpu.step_cases import StepCases
-from specdec.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -158,5 +157,8 @@ def test_all_sections_have_one_result() -> None:
 def test_sections_are_named() -> None:
     assert bench_kernels.chosen_sections(["--dry"]) == ["step", "attention", "selection", "choose"]
     assert bench_kernels.chosen_sections(["choose", "--save"]) == ["choose"]
-    with pytest.raises(ConfigError, match="no section 'head'"):
-        bench_kernels.chosen_sections(["head"])
+
+
+def test_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_kernels.main(["head", "--dry"]) == 2
+    assert "unknown word 'head' (words: step, attention, selection, choose)" in capsys.readouterr().err
