@@ -49,7 +49,7 @@ class NextnConfig:
         if setup.draft_backend is None:
             raise ConfigError(
                 "drafter nextn needs a draft model, got a target checkpoint without a NextN layer "
-                "(conf: drafter, target.checkpoint)"
+                "(conf: drafter, target.checkpoint); drafters ngram, draft_model and none need none"
             )
         return NextnDrafter(self, setup.draft_backend)
 

@@ -191,6 +191,11 @@ def own_model(config: DrafterConfig) -> tuple[str, str] | None:
     return found[0] if found else None
 
 
+def borrows_draft(config: DrafterConfig) -> bool:
+    """Whether a drafter, or one that it wraps, drafts with the target's own draft model."""
+    return None in _models(config)
+
+
 def _models(config: object) -> Iterator[tuple[str, str] | None]:
     """Loader and checkpoint of every drafter that brings a model, None for every one that uses the target's own."""
     if isinstance(config, Mapping):

@@ -12,6 +12,7 @@ from experiments.build import (
     Config,
     EngineMaker,
     Parts,
+    borrows_draft,
     check_parts,
     device_of,
     drafter_config,
@@ -35,6 +36,7 @@ from experiments.schemas import PLAIN_DRAFTER
 from experiments.sinks.publish import Published, group_of
 from experiments.summary import Run, summarise
 from experiments.table import drafter_text, show
+from experiments.target_checks import check_target
 from experiments.targets import LoadedTarget
 from experiments.workloads import Workload, workload_of
 from specdec.engine import Engine
@@ -67,9 +69,10 @@ def check_settings(config: Config) -> None:
 
 
 def check_job(config: Config, parts: Parts) -> None:
-    """Raise ConfigError for settings that contradict each other."""
+    """Raise ConfigError for settings that contradict each other, UnsupportedError for what the target cannot do."""
     if config["require_lossless"] and not parts.verifier.lossless:
         raise ConfigError(f"require_lossless=true, and the verifier {parts.verifier.name} is lossy (conf: verifier)")
+    check_target(config, parts.drafter, borrows_draft=borrows_draft(parts.drafter))
     if config["baseline"] == baselines.OFF:
         with_references(parts.drafter, None)
     elif config["baseline"] != baselines.AUTO:

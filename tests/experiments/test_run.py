@@ -298,6 +298,26 @@ def test_greedy_verifier_refuses_a_row_with_a_temperature(
             "verifier=greedy decodes at temperature 0, got sampling.temperature=0.8; "
             "set sampling.temperature=0 or verifier=gumbel",
         ),
+        (
+            ["drafter=ngram", "drafter.branches=3"],
+            "error: target=deepseek_v4 takes no trees (its compressor state is addressed by position): "
+            "set drafter.branches=1, or target=hf",
+        ),
+        (["drafter=eagle3", "drafter.tree_width=2"], "set drafter.tree_width=0, or target=hf"),
+        (
+            ["drafter=cascade", "drafter.drafters.a.branches=2"],
+            "set drafter.drafters.a.branches=1, or target=hf",
+        ),
+        (
+            ["drafter=custom", "drafter._target_=drafters.ngram.NgramConfig", "drafter.params.branches=2"],
+            "set drafter.params.branches=1, or target=hf",
+        ),
+        (
+            ["target=hf", "target.checkpoint=."],
+            "error: target=hf has no draft model of its own, such as drafter nextn needs: "
+            "set drafter=ngram, draft_model or none",
+        ),
+        (["target=hf", "target.checkpoint=.", "drafter=adaptive"], "set drafter@drafter.wrapped=ngram or draft_model"),
         (["--frobnicate"], "unknown flag --frobnicate"),
         (["target=toy", "target.params.colour=3"], "the toy has no colour"),
         (["target=toy", "target.params.sharpness=x"], "target.params.sharpness must be a number, got 'x'"),
@@ -315,3 +335,11 @@ def test_mistake_is_one_line_and_no_traceback(
     assert error.startswith("error: ") and error.count("\n") == 1
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("overrides", [("drafter=ngram", "drafter.branches=3"), ("target=hf", "target.checkpoint=.")])
+def test_what_a_target_cannot_do_is_refused_before_it_is_loaded(
+    run_here: Command, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    assert run_here(*overrides) == 2
+    assert not (tmp_path / "outputs").exists()
