@@ -7,7 +7,7 @@ from math import isfinite, isnan
 from experiments.command import EXIT_BAD, EXIT_GOOD, Command, Words
 from experiments.finished_run import read_run
 from experiments.mistakes import nearest
-from experiments.paired import Difference, PairedMetrics, lower_is_better
+from experiments.paired import DETECTABLE, Difference, PairedMetrics, lower_is_better
 from experiments.pairing import Pair, differing, pair
 from specdec.errors import ConfigError
 
@@ -15,12 +15,17 @@ COMMAND = Command(
     name="gate",
     folders=("BASELINE", "NEW"),
     settings={"metric": "tokens_per_step", "tolerance": "0"},
-    about="""
+    about=f"""
 Pairs two run folders on the same prompts and judges one metric, new minus baseline, by its 95 % interval (bootstrap
 over pairs of requests).
 
   metric=tokens_per_step    any metric of summary.json over rows; one by position is written survival[1]
-  tolerance=0               how much worse is still good, in units of the metric
+  tolerance=0               how much worse is still good: absolute, in units of the metric, not a share of it
+                            (of 2.50 tokens per step, tolerance=0.05 lets 2.45 pass)
+
+The verdict ends with what these runs can show at all; a smaller loss may pass unseen: take more prompts.
+
+  detectable                {DETECTABLE}
 
 Exit code 1 if the whole interval lies on the worse side of the tolerance, 2 for folders that cannot be compared,
 0 otherwise.
@@ -34,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gate(words: Words) -> int:
-    """Judge; prints value, interval and n. Raises SpecDecError for what cannot be judged."""
+    """Judge; prints value, interval and n, and what is detectable. Raises SpecDecError for what cannot be judged."""
     tolerance = _tolerance(words.settings["tolerance"])
     old, new = map(read_run, words.folders)
     paired = pair(old, new)
@@ -43,6 +48,7 @@ def gate(words: Words) -> int:
         print(f"note: {note}")
     worse = found.is_worse(tolerance)
     print(line(found, tolerance=tolerance, worse=worse))
+    print(f"detectable: {DETECTABLE}")
     return EXIT_BAD if worse else EXIT_GOOD
 
 
@@ -58,7 +64,7 @@ def line(found: Difference, *, tolerance: float, worse: bool) -> str:
     return (
         f"{'WORSE' if worse else 'ok'}: {found.name} {found.old.value:.4f} -> {found.new.value:.4f}, "
         f"difference {change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}], n = {change.n} requests, "
-        f"tolerance {tolerance:g}, {'lower' if lower_is_better(found.name) else 'higher'} is better, "
+        f"tolerance {tolerance:g} (absolute), {'lower' if lower_is_better(found.name) else 'higher'} is better, "
         f"detectable {found.detectable:.4f}"
     )
 

@@ -232,6 +232,18 @@ def test_gate_fails_only_when_the_interval_says_worse(
     assert out.startswith("WORSE: " if code else "ok: ") and "n = 4 requests" in out and "difference" in out
 
 
+def test_gate_says_what_its_tolerance_is_and_what_is_detectable(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["gate", str(runs["plain"]), str(runs["nextn"]), "tolerance=0.05"]) == 0
+    verdict, meaning = capsys.readouterr().out.splitlines()[-2:]
+    assert "tolerance 0.05 (absolute)" in verdict and ", detectable " in verdict
+    assert meaning.startswith("detectable: the true difference that four of five")
+    assert cli.main(["gate", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "absolute, in units of the metric" in told and meaning.removeprefix("detectable: ") in told
+
+
 def test_gate_names_the_settings_that_differ_but_for_the_drafter(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
