@@ -108,20 +108,23 @@ SAMPLING_RULES = {spec.name: _sampling_rule(spec) for spec in fields(SamplingSch
 RULES = {**FORM_RULES, **NAME_RULES, **SAMPLING_RULES}
 
 
-def load_workload(name: str, path: Path, *, limit: int | None = None) -> Workload:
-    """Read, check and cut a workload; raises WorkloadError naming the file and line of the first bad row."""
-    rows = take_round_robin(read_rows(path), limit)
+def load_workload(name: str, path: Path, *, limit: int | None = None, key: str = "workload.path") -> Workload:
+    """Read, check and cut a workload; raises WorkloadError naming the file and line of the first bad row.
+
+    key  the setting that names the file, for the message when it cannot be read
+    """
+    rows = take_round_robin(read_rows(path, key=key), limit)
     if not rows:
         raise WorkloadError(f"{path}: there is no prompt in this file")
     return Workload(name=name, rows=rows, hash=hash_of(rows))
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
+def read_rows(path: Path, *, key: str = "workload.path") -> tuple[Row, ...]:
     """Every row of a JSONL file; empty lines, and the byte order mark of some editors, are passed over."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the prompts ({error}); set workload.path") from None
+        raise WorkloadError(f"{path}: cannot read the prompts ({error}); set {key}") from None
     rows: dict[str, tuple[int, Row]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

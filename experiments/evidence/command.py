@@ -20,7 +20,8 @@ Decodes the same prompts with every drafter on the embedded checkpoint and on Sm
 and 1 (gumbel rule), and with transformers' prompt lookup; prints tokens per step, survival by position, speed-up over
 plain decoding and exactness. One thread, one request at a time; all ways take turns on each prompt.
 
-  prompts=FILE   JSON lines as of workload=file, for example Spec-Bench's questions; first turns only
+  prompts=FILE   JSON lines as of workload=file, first turns only; Spec-Bench's questions are the file
+                 data/spec_bench/question.jsonl of its repository, github.com/hemingkx/Spec-Bench
   limit=N        prompts of the file, one of each category in turn; builtin=N as many of the built-in ones
   TARGET.eagle3=FOLDER, TARGET.medusa=FOLDER   trained heads for a target (python -m experiments.train), for
                  example smollm2.eagle3=FOLDER; with a single target eagle3=FOLDER will do; the embedded

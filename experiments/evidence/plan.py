@@ -76,7 +76,7 @@ def prompts_of(builtin: int, path: Path | None, limit: int) -> tuple[Prompt, ...
     """The built-in prompts and those of a file, one of each category in turn, mixed; raises WorkloadError."""
     chosen = {BUILTIN: load_workload(BUILTIN, BUILTIN_PATH, limit=builtin).rows}
     if path is not None:
-        chosen[FILE] = load_workload(FILE, path, limit=limit).rows
+        chosen[FILE] = load_workload(FILE, path, limit=limit, key="prompts").rows
     lines = [
         (index / len(rows), Prompt(source=source, row=_first_turn(row, source)))
         for source, rows in chosen.items()

@@ -49,6 +49,17 @@ def test_each_target_is_measured_in_at_least_six_ways_plain_first(target):
         assert all(way.verifier.lossless for way in ways)
 
 
+def test_missing_file_of_prompts_names_the_key_of_this_command(tmp_path, capsys):
+    assert main(["prompts=question.jsonl", f"out={tmp_path}", "targets=embedded"]) == 2
+    error = capsys.readouterr().err
+    assert "question.jsonl: cannot read the prompts" in error and "; set prompts" in error and "workload" not in error
+
+
+def test_help_says_where_the_questions_come_from(capsys):
+    assert main(["--help"]) == 0
+    assert "data/spec_bench/question.jsonl of its repository" in capsys.readouterr().out
+
+
 def test_prompts_of_both_sources_are_mixed_and_have_one_turn(tmp_path):
     path = tmp_path / "questions.jsonl"
     rows = [{"question_id": i, "category": "abc"[i % 3], "turns": [f"one {i}", "two"]} for i in range(9)]
