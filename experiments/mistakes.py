@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from experiments.extras import LAUNCHERS, install
-from experiments.schemas import ROOTS, SCHEMAS, Allowed, RunSchema
+from experiments.schemas import ROOTS, SCHEMAS, AdaptiveSchema, Allowed, CascadeSchema, RunSchema
 from specdec.errors import ConfigError
 
 # Groups outside of the defaults list are added, not overridden.
@@ -22,6 +22,8 @@ MISSING_PLUS = re.compile(r"To append to your default list use \+(\S+)")
 AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^']+)'")
 # Groups with an option that takes any class, and so any path of one.
 OPEN_GROUPS = ("drafter", "target")
+# What the options of conf/drafter wrap; anything else is added.
+WRAPPED_BY_DEFAULT = (".wrapped", ".drafters.a", ".drafters.b")
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -50,6 +52,7 @@ def check(config: DictConfig) -> None:
     for name in (spec.name for spec in fields(root if root in ROOTS else RunSchema)):
         if OmegaConf.is_missing(config, name):
             raise ConfigError(f"{name} must be set: choose an option of the group, such as {name}=NAME")
+    _check_wrapped(config.drafter)
     check_part(config)
     _check_drafter_class(config.drafter)
 
@@ -150,6 +153,25 @@ def _check_drafter_class(node: DictConfig, key: str = "drafter") -> None:
         if not OmegaConf.is_missing(node, name):
             for inner, below in _schemas_below(f"{key}.{name}", node[name]):
                 _check_drafter_class(below, inner)
+
+
+def _check_wrapped(node: DictConfig, key: str = "drafter") -> None:
+    """Raise ConfigError for the mere name of a drafter where one is wrapped."""
+    kind = OmegaConf.get_type(node)
+    if kind is CascadeSchema:
+        key, node = f"{key}.drafters", node.drafters
+    elif kind is not AdaptiveSchema:
+        return
+    for name in node if kind is CascadeSchema else ("wrapped",):
+        full_key = f"{key}.{name}"
+        if OmegaConf.is_missing(node, name):
+            continue
+        value = node[name]
+        if isinstance(value, str):
+            plus = "" if full_key.endswith(WRAPPED_BY_DEFAULT) else "+"
+            raise ConfigError(f"{full_key} must be a drafter, got {value!r}: write {plus}drafter@{full_key}={value}")
+        if isinstance(value, DictConfig):
+            _check_wrapped(value, full_key)
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

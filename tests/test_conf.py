@@ -153,6 +153,16 @@ def test_defaults_are_the_documented_ones() -> None:
         ),
         ("drafter=adaptive drafter.wrapped.proposals=best", "drafter.wrapped.proposals must be one of sampled, greedy"),
         ("drafter=adaptive drafter.wrapped.tokens=1", "unknown key drafter.wrapped.tokens"),
+        (
+            "drafter=adaptive drafter.wrapped=ngram",
+            "drafter.wrapped must be a drafter, got 'ngram': write drafter@drafter.wrapped=ngram",
+        ),
+        ("drafter=cascade drafter.drafters.a=ngram", "write drafter@drafter.drafters.a=ngram"),
+        ("drafter=cascade +drafter.drafters.c=ngram", "write +drafter@drafter.drafters.c=ngram"),
+        (
+            "drafter=cascade drafter@drafter.drafters.b=adaptive drafter.drafters.b.wrapped=ngram",
+            "write drafter@drafter.drafters.b.wrapped=ngram",
+        ),
         ("drafter=adaptive drafter.policy=best", "drafter.policy must be one of fixed, average, ucb, confidence"),
         ("drafter=cascade drafter.drafters.a.max_ngram=99", "drafter.drafters.a.max_ngram must be an integer, 1 to 16"),
         ("drafter=my.Config", "a class is given as drafter=custom drafter._target_=my.Config"),
