@@ -60,7 +60,7 @@ def check_parts(config: Config, workload: Workload) -> Parts:
         sampling=tuple(sampling_params(config["sampling"], row) for row in workload.rows),
     )
     if (own := own_model(parts.drafter)) is not None:
-        check_head_fits(own[1], config["target"]["checkpoint"])
+        check_head_fits(own[1], config["target"]["checkpoint"], loader=config["target"]["_target_"])
         folder_of(own[1], key="drafter.checkpoint")
     check_combination(parts.drafter, parts.verifier, parts.engine)
     if parts.verifier.coupling is Coupling.GREEDY:

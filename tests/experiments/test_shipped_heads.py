@@ -71,8 +71,15 @@ def test_a_head_drafts_for_the_embedded_checkpoint_without_changing_its_text(loa
 def test_another_target_needs_a_head_of_its_own(kind: str, capsys) -> None:
     assert run.main(["target=toy", f"drafter={kind}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "drafter.checkpoint must be set" in line and "target is none" in line
+    assert "drafter.checkpoint must be set" in line and "got target=toy" in line
+    assert f"python -m experiments.train trainer={kind} makes a head" in line
+
+
+def test_a_model_from_elsewhere_is_told_how_to_make_its_head(capsys) -> None:
+    assert run.main(["target=hf", "target.checkpoint=.", "drafter=medusa"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "trainer=medusa target=hf target.checkpoint=. hydra.run.dir=FOLDER makes a head" in line
 
 
 def test_the_embedded_target_may_be_named_by_its_folder() -> None:
-    check_head_fits("embedded-eagle3", str(EMBEDDED_FOLDER))
+    check_head_fits("embedded-eagle3", str(EMBEDDED_FOLDER), loader="experiments.deepseek_v4.load")
