@@ -1,4 +1,4 @@
-"""Progress: a line for a terminal that only moves when it is told, and nothing in a pipe."""
+"""Progress: a line for a terminal that only moves when it is told, and now and then a line in a pipe."""
 
 import io
 import json
@@ -76,15 +76,42 @@ def test_nothing_is_drawn_between_two_calls() -> None:
         assert file.getvalue() == before
 
 
-def test_pipe_sees_nothing() -> None:
-    file = io.StringIO()
-    told(file)
-    assert file.getvalue() == ""
+def lines_in_a_pipe(*, num_requests: int, request_s: float, label: str = "") -> list[str]:
+    """What a pipe was told of a run whose requests take so long."""
+    now_s, file = 0.0, io.StringIO()
+    with Progress(Console(file=file, width=20), label=label, clock=lambda: now_s) as progress:
+        progress.begin("loading")
+        progress.begin("ngram", total=num_requests)
+        for _ in range(num_requests):
+            now_s += request_s
+            progress.advance()
+        progress.begin("summary")
+    return file.getvalue().splitlines()
 
 
-def test_run_in_a_pipe_leaves_stderr_empty(run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_is_told_of_every_tenth_with_an_estimate_of_the_rest() -> None:
+    first, second, *others = lines_in_a_pipe(num_requests=40, request_s=2.0)
+    assert first == "ngram: 0 of 40 requests"
+    assert second == "ngram: 1 of 40 requests in 2 s, about 78 s left"
+    assert others[:2] == [
+        "ngram: 4 of 40 requests in 8 s, about 72 s left",
+        "ngram: 8 of 40 requests in 16 s, about 64 s left",
+    ]
+    assert (len(others), others[-1]) == (10, "ngram: 40 of 40 requests in 80 s")
+
+
+def test_pipe_is_told_every_ten_seconds_of_a_long_run_and_once_of_a_short_one() -> None:
+    assert len(lines_in_a_pipe(num_requests=1000, request_s=1.0)) > 95
+    assert lines_in_a_pipe(num_requests=100, request_s=0.01, label="job 2/3") == ["job 2/3: ngram: 0 of 100 requests"]
+
+
+def test_run_in_a_pipe_tells_stderr_and_leaves_stdout_to_its_tables(
+    run_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_here(*TOY[:3]) == 0
-    assert capsys.readouterr().err == ""
+    captured = capsys.readouterr()
+    assert captured.err.startswith("none (plain decoding): 0 of 2 requests\n")
+    assert " of 2 requests" not in captured.out
 
 
 def test_interrupted_run_shows_progress_says_so_and_names_its_folder(tmp_path: Path) -> None:
