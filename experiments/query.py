@@ -12,16 +12,25 @@ from specdec.errors import ConfigError
 if TYPE_CHECKING:
     from experiments.tables import Tables
 
-USAGE = """usage: specdec query FOLDER... [sql=QUESTION] [out=FILE]
+EXAMPLE = """SELECT split_part(d.value, '.', -1) AS drafter, TRY_CAST(k.value AS INT) AS k, count(*) AS runs,
+              avg(tokens_per_step.value) AS tokens_per_step
+       FROM summaries JOIN statuses USING (run) JOIN settings AS d USING (run)
+       LEFT JOIN settings AS k ON k.run = d.run AND k.key = 'drafter.num_draft_tokens'
+       WHERE status = 'done' AND d.key = 'drafter._target_' AND d.value <> 'drafters.none.NoneConfig'
+       GROUP BY ALL ORDER BY ALL"""
+"""Tokens per step by drafter and draft length, over finished runs, without baselines."""
+USAGE = f"""usage: specdec query FOLDER... [sql=QUESTION] [out=FILE]
 
 Asks all runs below the folders, also those that go on, in DuckDB's SQL; without a question, names the tables.
 
-  sql=QUESTION  for example sql="SELECT run, avg(accepted) FROM steps WHERE depth > 0 GROUP BY run"
+  sql=QUESTION  the question
   out=FILE      write the answer to a new file .csv, .parquet or .json instead of printing it
 
-Tables: steps, outputs, summaries, environments, statuses, settings (run, key, value). The column run is the folder.
-  sql="SELECT value AS drafter, avg(tokens_per_step.value) FROM summaries JOIN settings USING (run)
-       WHERE key = 'drafter._target_' GROUP BY 1" """
+Tables: steps, outputs, summaries, environments, statuses, settings (run, key, value). The column run is the folder;
+baselines are runs of their own, with the drafter none, and runs that go on or failed have rows in steps too. So, tokens
+per step by drafter and draft length K of the finished runs, without their baselines:
+
+  sql="{EXAMPLE}" """
 FORMATS = (".csv", ".parquet", ".json")
 
 

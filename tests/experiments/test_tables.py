@@ -1,6 +1,8 @@
 """Tables: every row of many runs, whatever state they are in, and a Parquet file that can be done without."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -157,6 +159,24 @@ def test_mistake_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], wo
     assert query.main([str(place) if word == "HERE" else word for word in words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+def test_example_of_the_help_groups_finished_runs_by_drafter_and_draft_length(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(place / "one", place / "again")
+    going_on = copytree(place / "one", place / "going_on")
+    write_json(going_on / "status.json", {"status": "running"})
+    assert query.main(["--help"]) == 0
+    (sql,) = re.findall(r'sql="(SELECT .*?)"', capsys.readouterr().out, flags=re.DOTALL)
+    readme = (Path(query.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r'(experiments.query multirun sql="\n.*?")\n', readme, flags=re.DOTALL)
+    assert shlex.split(command)[2].removeprefix("sql=").split() == sql.split()
+    summary = read_json(place / "one" / "summary.json")
+    expected = ("NextnConfig", 2, 2, pytest.approx(summary["tokens_per_step"]["value"]))
+    assert rows_of(place, sql) == [expected]
+    assert query.main([str(place), f"sql={sql}"]) == 0
+    assert "NextnConfig" in capsys.readouterr().out
 
 
 def test_without_a_question_the_tables_are_described(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
