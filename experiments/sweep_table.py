@@ -7,7 +7,7 @@ from rich.table import Table
 
 from experiments.app import Job
 from experiments.run_folder import SUMMARY, Status, read_json, status_of
-from experiments.table import NOTHING, ONE_TIMING, definitions, interval, is_one_timing, lossless_text
+from experiments.table import NOTHING, ONE_TIMING, busy_lines, definitions, interval, is_one_timing, lossless_text
 from experiments.terminal import table_console
 
 LENGTH = "drafter.num_draft_tokens"
@@ -25,6 +25,12 @@ def show_sweep(jobs: Sequence[Job]) -> None:
     lines = [f"folders: {_shown(done[0].folder.parent)}/FOLDER (its summary.json defines every figure of the job)"]
     if any(is_one_timing(summary["speedup"]) for summary in summaries):
         lines.append(ONE_TIMING)
+    num_busy = sum(bool(busy_lines(summary)) for summary in summaries)
+    if num_busy:
+        lines.append(
+            f"warning: the machine was busy during {num_busy} of {len(done)} jobs or their baselines; "
+            "the wall-clock speed-up of these is unreliable (each says so under its own table)"
+        )
     for line in [*lines, *definitions(summaries[0], DEFINED)]:
         console.print(line, markup=False, soft_wrap=True)
 

@@ -1,5 +1,6 @@
 """Sweeps: the grid is checked first, finished jobs are skipped, failing jobs end only themselves."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,21 @@ def test_sweep_ends_with_a_row_a_job_and_the_definitions_once(
         assert table.count("engine.repeats=3 gives one") == 1
 
 
+def test_sweep_on_a_busy_machine_says_how_many_jobs_it_was(
+    run_here: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = (*SWEEP, "drafter=none,ngram", "engine.repeats=1", "engine.device=cpu")
+    assert run_here(*overrides) == 0
+    for number, job in enumerate(jobs_of(tmp_path / "multirun" / "adhoc"), start=1):
+        summary = read_json(job / "summary.json")
+        for timing in (*summary["timings"], *summary["baseline_timings"]):
+            timing["cpu_us"] = timing["total_us"] / number
+        (job / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    capsys.readouterr()
+    assert run_here(*overrides) == 0  # nothing is left to run, and the table is printed again
+    assert "warning: the machine was busy during 1 of 2 jobs or their baselines" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("mood", "reason"), [("angry", "RuntimeError: no drafts today"), ("gone", "SystemExit: 3")])
 def test_failing_job_does_not_end_the_others(
     run_here: Command,
@@ -197,3 +213,31 @@ def test_shard_is_a_part_counted_from_zero() -> None:
     for text in ("3/3", "a/2", "1", "-1/2", "0/0"):
         with pytest.raises(ConfigError, match="shard must be i/n"):
             shard_of(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("drafter=ngram,nextn", "drafter.max_ngram=2"),
+            "error: in job drafter=nextn: unknown key drafter.max_ngram (this drafter has ",
+        ),
+        (
+            ("drafter=none,ngram", "drafter.num_draft_tokens=0,2"),
+            "error: in job drafter=ngram drafter.num_draft_tokens=0: drafter.num_draft_tokens must be an integer",
+        ),
+        (
+            ("drafter=none,ngram", "+drafter.branches=3"),
+            "error: in job drafter=none: unknown key drafter.branches",
+        ),
+        (
+            ("drafter=ngram", "drafter.branches=1,3", "verifier=rejection"),
+            "error: in job drafter.branches=3: verifier rejection judges chains",
+        ),
+    ],
+)
+def test_mistake_in_one_job_names_the_job(
+    run_here: Command, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], said: str
+) -> None:
+    assert run_here(*SWEEP, *overrides) == 2
+    assert capsys.readouterr().err.startswith(said)
