@@ -141,16 +141,19 @@ def _make_run(folder: Path, template: Path, number: int, num_rows: int) -> None:
         connection.execute(f"COPY steps TO '{folder / PARQUET}' (FORMAT parquet)")
         connection.execute(f"COPY ({OUTPUT_LINES}) TO '{folder / OUTPUTS}' (FORMAT json)")
         counted = connection.execute("SELECT accepted, count(*) FROM steps GROUP BY ALL ORDER BY ALL").fetchall()
-    _write_summary(folder, template, counted, num_rows)
+    _write_summary(folder, template, counted, num_rows, length)
 
 
-def _write_summary(folder: Path, template: Path, counted: Sequence[tuple[int, int]], num_rows: int) -> None:
+def _write_summary(
+    folder: Path, template: Path, counted: Sequence[tuple[int, int]], num_rows: int, length: int
+) -> None:
     """A summary like the template's with the figures of these rows that the report shows beside drawn ones."""
     summary = json.loads((template / SUMMARY).read_text(encoding="utf-8"))
     emitted = sum((accepted + 1) * num for accepted, num in counted) / num_rows
     summary["tokens_per_step"] = {"value": emitted, "low": emitted - 0.05, "high": emitted + 0.05, "n": num_rows}
     summary["accepted_histogram"] = [num for _, num in counted]
     summary["num_steps"] = num_rows
+    summary["drafter"]["num_draft_tokens"] = length
     (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
 
