@@ -15,10 +15,8 @@ from time import perf_counter
 import torch
 
 from backends.deepseek_v4.ops.experts import ExpertWeights
-from backends.deepseek_v4.ops.experts import kernel as expert_kernel
 from backends.deepseek_v4.ops.experts.tiles import TILES as EXPERT_TILES
 from backends.deepseek_v4.ops.experts.tiles import ExpertTiles
-from backends.deepseek_v4.ops.linear import kernel
 from backends.deepseek_v4.ops.linear.tiles import TILES, Tile, choose_splits, choose_tile, row_block
 from backends.deepseek_v4.ops.route.values import Routing
 from backends.deepseek_v4.stored_weight import StoredWeight, WeightFormat
@@ -143,6 +141,9 @@ def products(outputs: int, inputs: int, groups: int, weight_format: WeightFormat
 
 def product(x: torch.Tensor, weight: StoredWeight, tile: Tile, splits: int, groups: int) -> torch.Tensor:
     """A linear with a given tile and number of parts."""
+    # Imported here, since --help must not need Triton.
+    from backends.deepseek_v4.ops.linear import kernel
+
     parts = kernel.empty_parts(x, weight.num_outputs, weight.num_inputs, splits, torch.float32)
     kernel.run(x, weight, parts, tile, groups=groups)
     return parts
@@ -150,6 +151,9 @@ def product(x: torch.Tensor, weight: StoredWeight, tile: Tile, splits: int, grou
 
 def mixtures(routed_format: WeightFormat, shared_format: WeightFormat) -> list[Timed]:
     """The experts of a layer; routings differ from call to call."""
+    # Imported here, since --help must not need Triton.
+    from backends.deepseek_v4.ops.experts import kernel as expert_kernel
+
     routed, shared = random_experts((NUM_EXPERTS,), routed_format), random_experts((), shared_format)
     shared_bytes = sum(each.nbytes for each in (shared.w1, shared.w2, shared.w3))
     expert_bytes = sum(each.nbytes for each in (routed.w1, routed.w2, routed.w3)) / NUM_EXPERTS

@@ -21,8 +21,6 @@ from backends.deepseek_v4.ops.hyper import mix_dots, mix_head
 from backends.deepseek_v4.ops.join_streams import join_streams
 from backends.deepseek_v4.ops.linear import linear
 from backends.deepseek_v4.ops.norm_rows import norm_rows
-from backends.deepseek_v4.ops.sinkhorn import kernel as sinkhorn
-from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
 from backends.deepseek_v4.pass_values import IndexShape
 from backends.deepseek_v4.passes import target_layout
 from backends.deepseek_v4.pool import CachePool
@@ -232,6 +230,10 @@ def run_others(setting: OpSetting) -> tuple[torch.Tensor, ...]:
 
     Results: decoded cache rows, attention results turned back, gradients.
     """
+    # Imported here, since the help of a benchmark must not need Triton.
+    from backends.deepseek_v4.ops.sinkhorn import kernel as sinkhorn
+    from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
+
     config, storage, num_tokens = setting.config, setting.storage, setting.num_tokens
     rows = target_layout(config, cache_dtype=storage.cache_dtype, indexer_dtype=storage.indexer_dtype).swa_rows
     buffer = rows.allocate(2, setting.device)

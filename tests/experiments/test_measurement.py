@@ -70,3 +70,15 @@ def test_module_itself_has_exit_codes() -> None:
     command = [sys.executable, "-m", "experiments.bench_verify", "--nothing"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2 and "Traceback" not in result.stderr
+
+
+def test_help_needs_no_triton() -> None:
+    code = (
+        "import sys\n"
+        "from importlib import import_module\n"
+        "sys.modules['triton'] = None\n"
+        f"for name in {ON_GPU!r}:\n"
+        "    assert import_module(f'experiments.bench_{name}').main(['--help']) == 0\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr

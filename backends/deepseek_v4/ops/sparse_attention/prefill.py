@@ -9,7 +9,6 @@ import torch
 
 from backends.deepseek_v4.kernels import Kernels
 from backends.deepseek_v4.ops.gather_rows import gather_rows
-from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
 from backends.deepseek_v4.ops.sparse_attention.values import KeyList
 from backends.vendor.flash_mla import PREFILL_WIDTH_MULTIPLE, DenseKeys, check_device, load, sparse_prefill
 
@@ -27,6 +26,9 @@ def prefill_attention(
     ``lists`` has the key lists in order, each with its pages (int32, any shape, -1 for none) among which all valid
     slots lie: the block tables of the pass. UnsupportedError and MetadataError of ``vendor.flash_mla``.
     """
+    # Imported here, since the help of a benchmark must not need Triton.
+    from backends.deepseek_v4.ops.sparse_attention.kernel_combine import unrotate
+
     check_device(q_THD.device)
     keys = decoded_keys(lists, Kernels.TRITON)
     return unrotate(sparse_prefill(q_THD, keys, sinks_H, scale=scale, calls=load()), angles_T2R)
