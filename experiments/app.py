@@ -35,6 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments import mistakes, plugins, schemas
 from experiments.children import children_ended
 from experiments.help import help_text
+from experiments.job_names import names_of, naming
 from experiments.kept import Kept
 from experiments.run_folder import FolderLock, failure_of, status_of
 from experiments.sweep_plan import write_plan
@@ -69,7 +70,7 @@ class App:
     config   of the primary configuration in conf/
     run      does one job, given its configuration without the ``hydra`` node
     check    raises SpecDecError for a configuration that cannot work, before any job starts
-    check_grid  the same for all jobs of a sweep, with their ``hydra`` nodes; None: ``check`` for each
+    check_grid  the same for all jobs of a sweep, given with their ``hydra`` nodes and by name; None: ``check`` for each
     key      names the folder of a sweep's job
     is_done  whether the job of this folder need not run again
     added    groups outside of the defaults list
@@ -83,7 +84,7 @@ class App:
     check: Callable[[DictConfig], None]
     key: Callable[[DictConfig], str]
     is_done: Callable[[Path], bool]
-    check_grid: Callable[[Sequence[DictConfig]], None] | None = None
+    check_grid: Callable[[Sequence[DictConfig], Sequence[str]], None] | None = None
     added: tuple[str, ...] = ()
     report: Callable[[Sequence[Job]], None] | None = None
     failures: tuple[type[SpecDecError], ...] = (SpecDecError,)
@@ -200,14 +201,19 @@ class App:
         (grid,) = BasicSweeper.split_arguments(parsed, None)
         share = shard_of(base.get("shard"))
         chosen = grid[share]
-        configs = [application.config_loader.load_sweep_config(base, list(lines)) for lines in chosen]
+        names = names_of(chosen)
+        configs = []
+        for name, lines in zip(names, chosen, strict=True):
+            with naming(name):
+                configs.append(application.config_loader.load_sweep_config(base, list(lines)))
         if self.check_grid is not None and configs:
-            self.check_grid(configs)
-        return [self._job(config, lines) for config, lines in zip(configs, chosen, strict=True)]
+            self.check_grid(configs, names)
+        return [self._job(*job) for job in zip(names, configs, chosen, strict=True)]
 
-    def _job(self, config: DictConfig, overrides: Sequence[str]) -> Job:
+    def _job(self, name: str, config: DictConfig, overrides: Sequence[str]) -> Job:
         if self.check_grid is None:
-            self.check(without_hydra(config))
+            with naming(name):
+                self.check(without_hydra(config))
         folder = Path(config.hydra.sweep.dir) / self.key(without_hydra(config))
         return Job(overrides=tuple(overrides), config=config, folder=folder)
 

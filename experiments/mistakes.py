@@ -198,7 +198,10 @@ def _unknown_key(full_key: str, schema: Any) -> str:
     prefix, _, name = full_key.rpartition(".")
     own = [spec.name for spec in fields(schema)] if prefix and is_dataclass(schema) else []
     close = get_close_matches(name, own, n=1)
-    hint = f"; nearest: {prefix}.{close[0]}" if close else nearest(full_key, _known_keys() - {full_key})
+    # What other options of the group have is of no use here.
+    group = f"{prefix.partition('.')[0]}."
+    others = {key for key in _known_keys() - {full_key} if not (own and key.startswith(group))}
+    hint = f"; nearest: {prefix}.{close[0]}" if close else nearest(full_key, others)
     has = f" (this {prefix} has {', '.join(key for key in own if not key.startswith('_'))})" if own else ""
     return f"unknown key {full_key}{hint}{has}"
 

@@ -12,6 +12,7 @@ from experiments import mistakes
 from experiments.app import NUM_JOBS, App, without_hydra
 from experiments.checkpoints import folder_of
 from experiments.fingerprint import Inputs, inputs_of, run_key
+from experiments.job_names import naming
 from experiments.run_folder import Status, status_of
 from experiments.supervised import Check, Task, supervisor
 from experiments.sweep_table import show_sweep
@@ -94,10 +95,13 @@ def check(config: DictConfig) -> None:
     check_settings(settings)
 
 
-def check_grid(configs: Sequence[DictConfig]) -> None:
+def check_grid(configs: Sequence[DictConfig], names: Sequence[str]) -> None:
     """The same for every job of a sweep, whose runs have a process of their own: torch is imported there alone."""
-    settings = tuple(_checked_here(without_hydra(config)) for config in configs)
-    supervisor().check(Check(configs=settings, cwd=Path.cwd()))
+    settings = []
+    for config, name in zip(configs, names, strict=True):
+        with naming(name):
+            settings.append(_checked_here(without_hydra(config)))
+    supervisor().check(Check(configs=tuple(settings), names=tuple(names), cwd=Path.cwd()))
     if not all(config.hydra.launcher["_target_"].endswith("BasicLauncher") for config in configs):
         # The jobs have processes elsewhere.
         supervisor().close()

@@ -27,6 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.job_names import naming
 from experiments.kept import Kept
 from experiments.run_folder import record_death
 from experiments.sinks.publish import group_of, publish
@@ -67,9 +68,13 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Configurations to check as ``experiments.job.check_settings`` does; paths are relative to ``cwd``."""
+    """Configurations to check as ``experiments.job.check_settings`` does; paths are relative to ``cwd``.
+
+    names  of their jobs, for refusals
+    """
 
     configs: tuple[Mapping[str, Any], ...]
+    names: tuple[str, ...]
     cwd: Path
 
 
@@ -280,8 +285,9 @@ def _do(worker: "Worker", task: Task | Check) -> Outcome:
     with Kept() as kept:
         os.chdir(task.cwd)
         if isinstance(task, Check):
-            for config in task.configs:
-                check_settings(config)
+            for config, name in zip(task.configs, task.names, strict=True):
+                with naming(name):
+                    check_settings(config)
             return Outcome()
         worker.run(
             task.config, task.folder, shared_baselines=task.shared_baselines, label=task.label, define=task.define

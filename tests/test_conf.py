@@ -183,6 +183,8 @@ def test_several_values_without_a_sweep_name_the_flag(override: str) -> None:
 
 def test_key_of_another_option_is_unknown_here() -> None:
     assert "unknown key drafter.proposals" in refused(["drafter=ngram", "drafter.proposals=greedy"])
+    said = refused(["drafter=nextn", "drafter.min_ngram=1"])
+    assert "unknown key drafter.min_ngram (this drafter has num_draft_tokens, proposals)" in said
 
 
 def test_custom_drafter_takes_free_parameters_with_and_without_plus() -> None:
