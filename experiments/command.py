@@ -51,20 +51,7 @@ class Command:
 
     def obey(self, arguments: Sequence[str] | None, do: Callable[[Words], int]) -> int:
         """Call ``do`` with a command line; returns the exit code and leaves one line on stderr for a mistake."""
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        if {"-h", "--help"} & set(given):
-            print(f"{self.usage}\n\n{self.about.strip()}")
-            return EXIT_GOOD
-        try:
-            return do(self.split(given))
-        except SpecDecError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        except OSError as error:
-            print(f"error: a file cannot be used: {error}", file=sys.stderr)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        return EXIT_MISTAKE
+        return obey(arguments, f"{self.usage}\n\n{self.about.strip()}", lambda given: do(self.split(given)))
 
     def split(self, arguments: Sequence[str]) -> Words:
         """Folders and settings of a command line; raises ConfigError."""
@@ -86,18 +73,28 @@ class Command:
         return Words(folders=tuple(folders), settings=settings)
 
 
-def obey(arguments: Sequence[str] | None, usage: str, do: Callable[[list[str]], None]) -> int:
+def obey(
+    arguments: Sequence[str] | None,
+    usage: str,
+    do: Callable[[list[str]], int | None],
+    *,
+    interrupted: str = "interrupted",
+) -> int:
     """Call ``do`` with the words of a command line, or print ``usage`` for ``--help``; returns the exit code.
 
-    A mistake, and a file that cannot be used, leaves one line on stderr.
+    A mistake, a file that cannot be used, and an interrupt, which says ``interrupted``, leave one line on stderr.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         print(usage)
         return EXIT_GOOD
     try:
-        do(given)
-    except (SpecDecError, OSError) as error:
+        return do(given) or EXIT_GOOD
+    except SpecDecError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return EXIT_GOOD
+    except OSError as error:
+        print(f"error: a file cannot be used: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_MISTAKE

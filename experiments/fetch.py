@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.checkpoints import SMOLLM2, cache_folder
-from experiments.command import EXIT_GOOD, EXIT_INTERRUPTED, EXIT_MISTAKE
+from experiments.command import EXIT_GOOD, obey
 from experiments.mistakes import nearest
-from specdec.errors import CheckpointError, ConfigError, SpecDecError
+from specdec.errors import CheckpointError, ConfigError
 
 READ_BYTES = 1 << 20
 MB = 1_000_000
@@ -58,26 +58,17 @@ WHEELS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     usage = f"usage: python -m experiments.fetch {'|'.join(WHEELS)}"
-    if {"-h", "--help"} & set(given):
-        print(f"{usage}\n\n{__doc__.strip()}")
-        return EXIT_GOOD
-    try:
+
+    def named(given: list[str]) -> int:
         if len(given) != 1 or given[0] not in WHEELS:
             hint = nearest(given[0], WHEELS) if given else ""
             raise ConfigError(
                 f"fetch takes the name of a checkpoint, got {' '.join(given) or 'nothing'}{hint}: {usage}"
             )
         return fetch(given[0])
-    except SpecDecError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    except OSError as error:
-        print(f"error: a file cannot be used: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_MISTAKE
+
+    return obey(arguments, f"{usage}\n\n{__doc__.strip()}", named)
 
 
 def fetch(name: str) -> int:

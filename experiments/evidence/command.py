@@ -1,14 +1,14 @@
 """``python -m experiments.evidence [KEY=VALUE]``: drafters on two targets at two temperatures, beside transformers."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.checkpoints import EMBEDDED
-from specdec.errors import ConfigError, SpecDecError
+from experiments.command import obey
+from specdec.errors import ConfigError
 
-EXIT_MISTAKE, EXIT_STOPPED = 2, 130
+STOPPED = "stopped: finished requests are kept, and the same command goes on"
 TARGETS = ("embedded", "smollm2")
 HEADS = ("eagle3", "medusa")
 SHIPPED_HEADS = {EMBEDDED: {name: f"{EMBEDDED}-{name}" for name in HEADS}}
@@ -57,22 +57,14 @@ class Wanted:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        asked = wanted(given)
-        from experiments.evidence.collect import collect  # here, since --help must not wait for torch
+    return obey(arguments, USAGE, _collect, interrupted=STOPPED)
 
-        collect(asked, "python -m experiments.evidence " + " ".join(_shown(word) for word in given))
-    except KeyboardInterrupt:
-        print("stopped: finished requests are kept, and the same command goes on", file=sys.stderr)
-        return EXIT_STOPPED
-    except (SpecDecError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return 0
+
+def _collect(given: Sequence[str]) -> None:
+    asked = wanted(given)
+    from experiments.evidence.collect import collect  # here, since --help must not wait for torch
+
+    collect(asked, "python -m experiments.evidence " + " ".join(_shown(word) for word in given))
 
 
 def _shown(word: str) -> str:

@@ -1,16 +1,15 @@
 """``python -m experiments.report FOLDER... [KEY=VALUE]``: a table on the terminal, one page over all runs, charts."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.errors import ConfigError, SpecDecError
+from experiments.command import obey
+from specdec.errors import ConfigError
 
 DEFAULT_OUT = "report.html"
 DEFAULT_OUT_DIR = "charts"
-EXIT_MISTAKE = 2
 USAGE = f"""usage: specdec report FOLDER... [out={DEFAULT_OUT}] [pair=A,B] [export=svg|pdf] [out_dir=FOLDER]
 
 Finds every run below the folders, prints a table and writes one HTML file that needs no network.
@@ -36,16 +35,7 @@ class Wanted:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Obey a command line; returns the exit code and leaves one line on stderr for a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "-h" in given or "--help" in given:
-        print(USAGE)
-        return 0
-    try:
-        _report(wanted(given))
-    except (SpecDecError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_MISTAKE
-    return 0
+    return obey(arguments, USAGE, lambda given: _report(wanted(given)))
 
 
 def wanted(arguments: Sequence[str]) -> Wanted:

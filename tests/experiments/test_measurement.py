@@ -66,6 +66,14 @@ def test_allowed_words_reach_the_measurement() -> None:
     assert done == [["--save", "--seeds=2", "fp8"]]
 
 
+def test_interrupt_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    assert obey_bench([], interrupted, about=ABOUT, without_gpu=None) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_module_itself_has_exit_codes() -> None:
     command = [sys.executable, "-m", "experiments.bench_verify", "--nothing"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
