@@ -56,7 +56,7 @@ def summarise(run: Run, plain: Sequence[Timing] | None) -> dict[str, object]:
     """
     timings = run.timings
     # A process that waits for a GPU uses its CPU as it likes.
-    on_cpu = run.mode["device"] == "cpu"
+    on_cpu = run.mode.get("device") == "cpu"
     return {
         "schema_version": SCHEMA_VERSION,
         "mode": dict(run.mode),
