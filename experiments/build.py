@@ -132,10 +132,17 @@ def locate(path: str, key: str) -> Any:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{key}: cannot import {module_name}: {error}") from None
+        raise ConfigError(f"{key}: cannot import {module_name}: {error}{_looked_up(module_name, error)}") from None
     if name not in vars(module):
         raise ConfigError(f"{key}: module {module_name} has no {name}{nearest(name, vars(module))}")
     return vars(module)[name]
+
+
+def _looked_up(module_name: str, error: ImportError) -> str:
+    """Where a module of one's own is looked for; nothing when it was found, and what it imports was not."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in (module_name, module_name.partition(".")[0]):
+        return ""
+    return " (looked for in the working directory, PYTHONPATH and installed packages)"
 
 
 def drafter_config(node: Config) -> DrafterConfig:

@@ -24,6 +24,8 @@ AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^']+)'")
 OPEN_GROUPS = ("drafter", "target")
 # What the options of conf/drafter wrap; anything else is added.
 WRAPPED_BY_DEFAULT = (".wrapped", ".drafters.a", ".drafters.b")
+# Groups for which people write options.
+OWN_FILES = ("drafter", "target", "verifier", "workload", "experiment", "sweep")
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -230,7 +232,9 @@ def _unknown_option(error: MissingConfigException) -> str:
     if group in OPEN_GROUPS and "." in option:
         return f"{group}={option}: a class is given as {group}=custom {group}._target_={option}"
     listed = f" (options: {', '.join(options)})" if options else ""
-    return f"{group}={option}: there is no such option{nearest(option, options)}{listed}"
+    near = nearest(option, options)
+    own = "" if near or group not in OWN_FILES else "; a file of your own needs --config-dir FOLDER"
+    return f"{group}={option}: there is no such option{near}{own}{listed}"
 
 
 def _several_values(override: str) -> str:

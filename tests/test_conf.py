@@ -121,6 +121,7 @@ def test_defaults_are_the_documented_ones() -> None:
         ("sampling.temprature=1", "nearest: sampling.temperature"),
         ("draftr=ngram", "nearest: drafter"),
         ("drafter=ngramm", "nearest: ngram (options: adaptive"),
+        ("drafter=pair", "there is no such option; a file of your own needs --config-dir FOLDER (options: adaptive"),
         ("+experiment=smok", "nearest: smoke"),
         ("experiment=smoke", "experiment=smoke needs a plus sign before it: write +experiment=smoke"),
         ("sweep=draft_length", "write +sweep=draft_length"),

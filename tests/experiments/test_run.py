@@ -274,6 +274,10 @@ def test_greedy_verifier_refuses_a_row_with_a_temperature(
         (["target.checkpoint=nowhere"], "nowhere: there is no such checkpoint folder"),
         (["target=toy", "workload=file", "workload.path=nowhere"], "cannot read the prompts"),
         (["target=toy", "drafter=custom", "drafter._target_=nope.X"], "drafter._target_: cannot import nope"),
+        (
+            ["target=toy", "drafter=custom", "drafter._target_=nope.X"],
+            "No module named 'nope' (looked for in the working directory, PYTHONPATH and installed packages)",
+        ),
         (["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.Nope"], "has no Nope"),
         (
             ["target=toy", "drafter=custom", "drafter._target_=drafters.ngram.NgramConfg"],
