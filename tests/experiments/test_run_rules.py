@@ -47,9 +47,9 @@ def test_what_cannot_work_together_is_refused_before_a_baseline_is_decoded(
     run_here: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedded DeepSeek-V4 verifies no trees; finding out takes no decoding."""
-    assert run_here("drafter=ngram", "drafter.branches=3", "hydra.run.dir=tree", "workload.limit=1") == 1
-    assert "tree" in capsys.readouterr().err
-    assert not (tmp_path / "tree" / "baseline").exists()
+    assert run_here("drafter=ngram", "drafter.branches=3", "hydra.run.dir=tree", "workload.limit=1") == 2
+    assert "takes no trees" in capsys.readouterr().err
+    assert not (tmp_path / "tree").exists()
 
 
 WATCHED = """
