@@ -105,32 +105,25 @@ class Supervisor:
 
     def run(self, task: Task) -> None:
         """Do a run and wait for it; raises RunFailedError. After KeyboardInterrupt no process is left."""
-        process, tasks = self._sent(task)
         try:
-            outcome = _answer(process, tasks)
-        except KeyboardInterrupt:
-            self._interrupt()
-            raise
+            outcome = self._outcome(task)
         except EOFError:
-            self._bury(task)
-        else:
-            if not outcome.sound:
-                self.close()
-            if outcome.error:
-                raise RunFailedError(outcome.error)
+            pid, reason = self._bury()
+            record_death(task.folder, task.shared_baselines, pid=pid, reason=reason)
+            publish(task.config["logger"], task.folder, group=group_of(task.shared_baselines))
+            raise ProcessDiedError(reason) from None
+        if not outcome.sound:
+            self.close()
+        if outcome.error:
+            raise RunFailedError(outcome.error)
 
     def check(self, check: Check) -> None:
         """Check configurations there, so that torch is not imported here; raises ConfigError for the first bad one."""
-        process, tasks = self._sent(check)
         try:
-            outcome = _answer(process, tasks)
-        except KeyboardInterrupt:
-            self._interrupt()
-            raise
+            outcome = self._outcome(check)
         except EOFError:
-            process.join()
-            self.close()
-            raise ProcessDiedError(f"the settings were not checked: {_cause_of_death(process.exitcode)}") from None
+            _, reason = self._bury()
+            raise ProcessDiedError(f"the settings were not checked: {reason}") from None
         if outcome.error:
             raise ConfigError(outcome.error)
 
@@ -156,6 +149,15 @@ class Supervisor:
         self._tasks.send(task)
         return self._process, self._tasks
 
+    def _outcome(self, task: Task | Check) -> Outcome:
+        """What comes of ``task``; raises EOFError when the process died of it. After KeyboardInterrupt none is left."""
+        process, tasks = self._sent(task)
+        try:
+            return _answer(process, tasks)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
     def _interrupt(self) -> None:
         """Let the run record that it was interrupted; a second interrupt ends it at once."""
         process = self._process
@@ -172,15 +174,14 @@ class Supervisor:
                 process.kill()
             self.close()
 
-    def _bury(self, task: Task) -> None:
+    def _bury(self) -> tuple[int | None, str]:
+        """Let go of a process that died; its pid, and what it died of."""
         process = self._process
         assert process is not None, "a process died that was never started"
         process.join()
-        reason = _cause_of_death(process.exitcode)
+        pid, reason = process.pid, _cause_of_death(process.exitcode)
         self.close()
-        record_death(task.folder, task.shared_baselines, pid=process.pid, reason=reason)
-        publish(task.config["logger"], task.folder, group=group_of(task.shared_baselines))
-        raise ProcessDiedError(reason)
+        return pid, reason
 
 
 @cache
