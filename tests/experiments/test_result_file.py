@@ -1,6 +1,7 @@
 """Result files say with what, and on what, their figures were measured."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from experiments import result_file
 from experiments.checkpoints import EMBEDDED_FOLDER
-from experiments.commit import ROOT, commit_with
+from experiments.commit import commit_of
+from experiments.fingerprint import hash_of_sources
 
 
 def test_cpu_result_names_command_code_checkpoint_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,16 +51,34 @@ def test_a_commit_that_is_named_stays(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == '{"git_commit": "0123456789ab"}'
 
 
-def test_without_a_clean_commit_that_of_the_code_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = json.loads((result_file.RESULTS / "drafters.json").read_text(encoding="utf-8"))
-    if not (ROOT / ".git").exists() or commit_with(kept["code_hash"]) is None:
-        pytest.skip("no checkout with that commit")
-    paths = [tmp_path / "copy.json", tmp_path / "dirty.json"]
-    for path, named in zip(paths, (None, "0123456789ab-dirty"), strict=True):
-        path.write_text(json.dumps({**kept, "git_commit": named}), encoding="utf-8")
-    assert result_file.main(list(map(str, paths))) == 0
-    assert [json.loads(path.read_text(encoding="utf-8")) for path in paths] == [kept, kept]
-    assert capsys.readouterr().out.count(kept["git_commit"]) == 2
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of one commit with one source file."""
+    root = tmp_path / "checkout"
+    (root / "specdec").mkdir(parents=True)
+    (root / "specdec" / "a.py").write_text("A = 1\n", encoding="utf-8")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *identity, "-C", str(root), *words], check=True)
+    return root
+
+
+@pytest.mark.parametrize("named", [None, "0123456789ab-dirty"])
+def test_without_a_clean_commit_that_of_the_code_is_named(named: str | None, checkout: Path, tmp_path: Path) -> None:
+    path, code = tmp_path / "a.json", hash_of_sources([("specdec/a.py", b"A = 1\n")])
+    path.write_text(json.dumps({"git_commit": named, "code_hash": code, "step_ms": 1.5}), encoding="utf-8")
+    head = commit_of(checkout)
+    assert head is not None and result_file.name_commit(path, checkout) == head
+    assert json.loads(path.read_text(encoding="utf-8")) == {"git_commit": head, "code_hash": code, "step_ms": 1.5}
+
+
+def test_the_command_names_every_file_that_it_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = tmp_path / "a.json", tmp_path / "b.json"
+    known.write_text('{"git_commit": "0123456789ab"}', encoding="utf-8")
+    unknown.write_text('{"git_commit": null, "code_hash": "12"}', encoding="utf-8")
+    assert result_file.main([str(unknown), str(known)]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{known}: 0123456789ab\n" and "no commit here has the code 12" in said.err
 
 
 def test_code_that_no_commit_has_is_said(tmp_path: Path) -> None:
