@@ -86,7 +86,8 @@ class CausalModel:
         cache.announce(placement)
         if self._lean is not None:
             entries = _state_entries(hidden_layers)
-            logits_BCV, states = self._lean(placement, cache, columns=columns, wanted_states=entries)
+            with growing_lengths():
+                logits_BCV, states = self._lean(placement, cache, columns=columns, wanted_states=entries)
             return ModelOutput(logits_BCV=logits_BCV, hidden_BQD=torch.cat(states, dim=-1) if states else None)
         arguments: dict[str, object] = {
             "input_ids": placement.ids_BQ,

@@ -174,3 +174,18 @@ def test_a_gap_in_a_text_is_refused(tiny) -> None:
     layout = RoundLayout(rows=(0,), start_positions=(3,), query_lens=(1,))
     with pytest.raises(MetadataError, match="row 0 continues at position 3, 0 are cached"):
         target.forward(layout, torch.tensor([1]), {})
+
+
+@pytest.mark.parametrize("family", ["llama", "lean_llama"])
+def test_a_growing_text_is_attended_without_a_plan_for_each_length(family: str, tiny, decoded, monkeypatch) -> None:
+    allowed: list[bool] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    target = HfTarget(tiny(family), HfPassConfig(max_rows=1))
+    decoded(target, PlainDrafter(), GreedyVerifier(), EngineConfig(), workload(1, temperature=0.0))
+    assert allowed and not any(allowed)
